@@ -1,0 +1,272 @@
+"""What the parts of Poros hand to each other. No logic.
+
+Shape letters: B batch, T tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = [
+    "Architecture",
+    "BlockContext",
+    "FrozenLinear",
+    "MicroBatch",
+    "ModelParts",
+    "ParityCase",
+    "StepSource",
+    "TensorSource",
+    "TensorSpec",
+    "WeightFormat",
+]
+
+
+@runtime_checkable
+class MicroBatch(Protocol):
+    """Rows that go through the model together. ``poros_data.Batch`` is one; any object with these will do.
+
+    Attributes:
+        input_ids: (B, T) int64 on the CPU, right-padded.
+        labels: (B, T) int64 on the CPU, aligned with ``input_ids`` (position t holds the token at t, *not*
+            shifted), -100 where the token is not supervised. Padding is -100 by position, never by id.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """The micro-batches of every optimizer step as a pure function of the step's index.
+
+    Random access makes the data position one integer, so that a resumed run reads exactly what the
+    uninterrupted one would have read.
+    """
+
+    num_steps: int
+    fingerprint: str
+
+    def step(self, index: int) -> Sequence[MicroBatch]:
+        """Return the micro-batches of optimizer step ``index`` (0-based, below ``num_steps``)."""
+        ...
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """Named tensors of a pretrained model, read one at a time.
+
+    Attributes:
+        fingerprint: changes whenever any byte of any tensor may have changed (file names, sizes, header hashes).
+    """
+
+    fingerprint: str
+
+    def names(self) -> Sequence[str]:
+        """Return every tensor name, in file order."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading its data."""
+        ...
+
+    def load(self, name: str, device: torch.device) -> torch.Tensor:
+        """Read one tensor to ``device`` in its stored dtype. Raises `CheckpointError` if it is absent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorSpec:
+    """One frozen tensor inside a block: its name, dtype and shape. Size in bytes follows."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor's data, without alignment."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+
+class FrozenLinear(nn.Linear, ABC):
+    """A linear layer whose frozen weight lives in a buffer that somebody else owns.
+
+    Subclassing `nn.Linear` lets PEFT's stock dispatch wrap it. The ``weight`` parameter stays on the meta device
+    (it only states the shape); the bytes are bound by `bind` as views of a device slot. Frozen linears
+    always dequantize and then call ``linear``: fused 4-bit products round differently.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, compute_dtype: torch.dtype) -> None:
+        super().__init__(in_features, out_features, bias=False, device="meta", dtype=compute_dtype)
+        self.weight.requires_grad_(False)
+        self.compute_dtype = compute_dtype
+        self.has_bias = bias
+
+    @abstractmethod
+    def bind(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Point at the tensors of `WeightFormat.specs` (keys without the linear's prefix), ``bias`` included."""
+
+    @abstractmethod
+    def dequantize(self) -> torch.Tensor:
+        """Return the (out_features, in_features) weight in ``compute_dtype``, on the current stream."""
+
+
+class WeightFormat(ABC):
+    """How the frozen weight of a linear layer is stored, and how it becomes a matrix again.
+
+    Attributes:
+        name: what ``quantization:`` in a config names.
+        claims_bitwise: the residency gate covers this format.
+        experimental: a warning is printed when it is used.
+    """
+
+    name: ClassVar[str]
+    claims_bitwise: ClassVar[bool]
+    experimental: ClassVar[bool]
+
+    @abstractmethod
+    def specs(self, out_features: int, in_features: int) -> tuple[TensorSpec, ...]:
+        """Return the tensors that one weight of this shape occupies, in order, without the linear's prefix."""
+
+    @abstractmethod
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Turn a (out_features, in_features) weight into the tensors of `specs`, on the weight's device.
+
+        Raises `FormatError` where the weight's dtype cannot be stored in this format.
+        """
+
+    @abstractmethod
+    def linear(
+        self, in_features: int, out_features: int, *, bias: bool, compute_dtype: torch.dtype
+    ) -> FrozenLinear:
+        """Return an unbound linear layer of this format."""
+
+    def fingerprint(self) -> str:
+        """Return what a cached store depends on besides the source: name and library versions that set bits."""
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelParts:
+    """Where the pieces of a built (meta) model live, as dotted module paths.
+
+    ``head`` may be tied to ``embedding``: then the file holds no head tensor and the table occupies memory once.
+    """
+
+    blocks: str
+    embedding: str
+    final_norm: str
+    head: str
+    tied: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockContext:
+    """Everything a block needs besides hidden states, for one micro-batch shape. Tensors on the device.
+
+    Attributes:
+        position_ids: (1, T) int64.
+        position_embeddings: per layer type, the rotary (cos, sin) tables.
+        attention_masks: per layer type, a mask tensor or None (None lets SDPA use its causal path).
+    """
+
+    position_ids: torch.Tensor
+    position_embeddings: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    attention_masks: Mapping[str, torch.Tensor | None]
+
+
+class Architecture(ABC):
+    """One model family: how Transformers builds it, where its parts live and how a block is called.
+
+    Attributes:
+        name: unique name of the architecture in the registry.
+        model_types: the ``model_type`` values of the configs that it serves.
+        default_targets: leaf names of the linear layers that LoRA adapts unless the user says otherwise.
+        ignored_tensors: regular expressions of file tensors that are known and not needed.
+    """
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+    default_targets: ClassVar[tuple[str, ...]]
+    ignored_tensors: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def check_config(self, config: PreTrainedConfig) -> None:
+        """Raise `ArchitectureError` naming the feature if this config uses one that is not supported."""
+
+    @abstractmethod
+    def build(self, config: PreTrainedConfig) -> nn.Module:
+        """Return the causal language model of Transformers on the meta device, in evaluation of no weights."""
+
+    @abstractmethod
+    def parts(self, config: PreTrainedConfig) -> ModelParts:
+        """Return where the blocks, embedding, final norm and head live."""
+
+    @abstractmethod
+    def layer_type(self, config: PreTrainedConfig, block_index: int) -> str:
+        """Return the key of `BlockContext` mappings for this block (``full_attention``, ...)."""
+
+    @abstractmethod
+    def context(
+        self, config: PreTrainedConfig, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> BlockContext:
+        """Build masks, position ids and rotary tables for one (B, T) shape of right-padded rows.
+
+        Right padding under a causal mask needs no padding mask: no real token attends to a later one, and padded
+        positions carry no label.
+        """
+
+    @abstractmethod
+    def call_block(
+        self, block: nn.Module, hidden: torch.Tensor, context: BlockContext, layer_type: str
+    ) -> torch.Tensor:
+        """Run one decoder layer on (B, T, D) hidden states exactly as Transformers' model loop does."""
+
+    def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the scalar that multiplies embedding rows (0-d, rounded as Transformers does), or None."""
+        return None
+
+    def logit_softcap(self, config: PreTrainedConfig) -> float | None:
+        """Return the final soft-capping value of the logits, or None."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParityCase:
+    """One gated comparison: a small model of one architecture and how it is trained.
+
+    Attributes:
+        name: unique, names the gate's test.
+        architecture: registry name.
+        make_config: builds the model's config (a callable, so that nothing is built at import).
+        weight_format: registry name of the format.
+        compute_dtype: dtype of products and activations.
+        storage_dtype: dtype of norms, biases and embeddings.
+        num_steps: optimizer steps to compare.
+        row_lengths: per micro-batch, the token counts of its rows (unequal on purpose).
+        lora: keyword arguments of `poros.settings.LoraSettings`.
+        tier: ``cpu`` or ``gpu``.
+    """
+
+    name: str
+    architecture: str
+    make_config: Callable[[], Any]
+    weight_format: str = "nf4"
+    compute_dtype: torch.dtype = torch.bfloat16
+    storage_dtype: torch.dtype = torch.bfloat16
+    num_steps: int = 5
+    row_lengths: tuple[tuple[int, ...], ...] = ((9,), (5,), (14,), (7,), (11,))
+    lora: Mapping[str, Any]
+    tier: str = "cpu"

@@ -1,0 +1,161 @@
+"""Loading plugins and collecting what they register into one registry object that is passed around."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+from poros import hookspecs
+from poros.errors import PluginError, explain
+from poros.interfaces import Architecture, ParityCase, WeightFormat
+
+__all__ = ["ENTRY_POINT_GROUP", "Registered", "Registry", "load_registry"]
+
+ENTRY_POINT_GROUP = "poros"
+PLUGINS_VARIABLE = "POROS_PLUGINS"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered(Generic[T]):
+    """A registered value and the distribution that brought it."""
+
+    value: T
+    distribution: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One loaded entry point."""
+
+    name: str
+    distribution: str
+    module: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Everything the loaded plugins registered, by declared name."""
+
+    plugins: tuple[Plugin, ...]
+    architectures: Mapping[str, Registered[type[Architecture]]]
+    weight_formats: Mapping[str, Registered[type[WeightFormat]]]
+    _manager: pluggy.PluginManager
+
+    def architecture_for(self, model_type: str) -> Registered[type[Architecture]] | None:
+        """Return the architecture that serves ``model_type``, or None."""
+        for registered in self.architectures.values():
+            if model_type in registered.value.model_types:
+                return registered
+        return None
+
+    def parity_cases(self) -> Mapping[str, Registered[ParityCase]]:
+        """Call the parity hook and return the cases by name."""
+        return _collect(self._manager, "poros_register_parity_cases", lambda case: [case.name], "parity case")
+
+    def commands(self) -> Mapping[str, Registered[Any]]:
+        """Call the command hook and return the click commands by name."""
+        return _collect(self._manager, "poros_register_commands", lambda command: [command.name], "command")
+
+
+def load_registry(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
+    """Load every entry point of the group and return what they register.
+
+    ``POROS_PLUGINS=a,b`` limits loading to the named entry points or distributions.
+
+    Args:
+        extra: (entry point name, distribution, module) of plugins that are not installed, for tests.
+
+    Raises:
+        PluginError: a plugin fails to import, misspells a hook, or claims a taken name; an entry of
+            ``POROS_PLUGINS`` names nothing installed.
+    """
+    manager = pluggy.PluginManager("poros")
+    manager.add_hookspecs(hookspecs)
+    loaded: list[Plugin] = []
+    for entry_name, distribution, module in [*_installed(), *extra]:
+        if manager.has_plugin(f"{distribution}:{entry_name}"):
+            continue
+        loaded.append(Plugin(entry_name, distribution, module))
+        manager.register(module, name=f"{distribution}:{entry_name}")
+    _check_hook_names(manager)
+    architectures = _collect(manager, "poros_register_architectures", lambda a: [a.name], "architecture")
+    _reject_shared_model_types(architectures.values())
+    formats = _collect(manager, "poros_register_weight_formats", lambda f: [f.name], "weight format")
+    return Registry(tuple(loaded), architectures, formats, manager)
+
+
+def _installed() -> list[tuple[str, str, Any]]:
+    entry_points = {
+        (entry.name, entry.dist.name if entry.dist else "unknown"): entry
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    }
+    wanted = os.environ.get(PLUGINS_VARIABLE)
+    if wanted is not None:
+        names = {name.strip() for name in wanted.split(",") if name.strip()}
+        known = {name for key in entry_points for name in key}
+        if missing := sorted(names - known):
+            raise PluginError(
+                explain(
+                    f"Cannot limit plugins by `{PLUGINS_VARIABLE}`",
+                    expected=f"names among {sorted(known)}",
+                    got=missing,
+                    next_step=f"Correct `{PLUGINS_VARIABLE}` or install the distribution that it names",
+                )
+            )
+        entry_points = {key: entry for key, entry in entry_points.items() if names & set(key)}
+    modules = []
+    for (name, distribution), entry in sorted(entry_points.items()):
+        try:
+            modules.append((name, distribution, entry.load()))
+        except Exception as error:  # a plugin may fail in any way while it is imported
+            raise PluginError(
+                f"Plugin `{name}` of distribution `{distribution}` failed to import `{entry.value}`: "
+                f"{type(error).__name__}: {error}. Repair or uninstall `{distribution}`, or leave it out with "
+                f"`{PLUGINS_VARIABLE}=...`."
+            ) from error
+    return modules
+
+
+def _check_hook_names(manager: pluggy.PluginManager) -> None:
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(
+            f"A plugin misspells a hook: {error}. Known hooks: "
+            f"{', '.join(sorted(name for name in dir(hookspecs) if name.startswith('poros_')))}."
+        ) from error
+
+
+def _collect(manager: pluggy.PluginManager, hook_name: str, keys: Any, role: str) -> Mapping[str, Registered[Any]]:
+    found: dict[str, Registered[Any]] = {}
+    for implementation in getattr(manager.hook, hook_name).get_hookimpls():
+        distribution = implementation.plugin_name.split(":")[0]
+        for value in implementation.function():
+            for key in keys(value):
+                if key in found:
+                    raise PluginError(
+                        f"Two plugins register the {role} `{key}`: `{found[key].distribution}` and "
+                        f"`{distribution}`. Uninstall one, or leave it out with `{PLUGINS_VARIABLE}=...`."
+                    )
+                found[key] = Registered(value, distribution)
+    return MappingProxyType(found)
+
+
+def _reject_shared_model_types(architectures: Iterable[Registered[type[Architecture]]]) -> None:
+    owner: dict[str, str] = {}
+    for registered in architectures:
+        for model_type in registered.value.model_types:
+            if model_type in owner:
+                raise PluginError(
+                    f"Two plugins serve the model type `{model_type}`: `{owner[model_type]}` and "
+                    f"`{registered.distribution}`. Uninstall one, or leave it out with `{PLUGINS_VARIABLE}=...`."
+                )
+            owner[model_type] = registered.distribution

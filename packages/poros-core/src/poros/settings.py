@@ -1,0 +1,129 @@
+"""The settings of a run, validated when they are made.
+
+Two kinds, never mixed: *numerics* decide bits and are recorded and fingerprinted; *placement* decides where bytes
+live and when they move, and never changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from poros.errors import ConfigError, explain
+
+__all__ = ["ACCUMULATION_ORDERS", "COMPUTE_DTYPES", "LoraSettings", "Numerics", "OptimizerSettings", "Plan"]
+
+COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+ACCUMULATION_ORDERS = ("block-major", "micro-batch-major")
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+RESIDENCIES = ("streamed", "resident")
+
+
+def _require(condition: bool, name: str, expected: object, got: object) -> None:
+    if not condition:
+        raise ConfigError(explain(f"Bad setting `{name}`", expected=expected, got=repr(got)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraSettings:
+    """What PEFT's `LoraConfig` is made from.
+
+    Attributes:
+        rank: R of every adapter that ``rank_pattern`` does not name.
+        alpha: scaling numerator (``alpha / rank``, or ``alpha / sqrt(rank)`` with ``use_rslora``).
+        dropout: probability on the adapter's input.
+        targets: leaf names of linear layers, or None for the architecture's defaults.
+        blocks: block indices that get adapters, or None for all.
+        rank_pattern, alpha_pattern: PEFT's per-module overrides (regular expression -> value).
+    """
+
+    rank: int = 16
+    alpha: float = 32
+    dropout: float = 0.0
+    targets: tuple[str, ...] | None = None
+    blocks: tuple[int, ...] | None = None
+    use_rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(self.rank > 0, "lora.rank", "a positive integer", self.rank)
+        _require(self.alpha > 0, "lora.alpha", "a positive number", self.alpha)
+        _require(0 <= self.dropout < 1, "lora.dropout", "a probability in [0, 1)", self.dropout)
+        if self.targets is not None:
+            _require(len(self.targets) > 0, "lora.targets", "at least one leaf name", self.targets)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numerics:
+    """Settings that decide bits, the same under every plan.
+
+    Attributes:
+        compute_dtype: dtype of matrix products and hidden states.
+        storage_dtype: dtype of norms, biases, embedding and head.
+        length_bucket: T is rounded up to a multiple of this.
+        loss_chunk_positions: supervised positions per head product.
+    """
+
+    compute_dtype: torch.dtype = torch.bfloat16
+    storage_dtype: torch.dtype = torch.bfloat16
+    length_bucket: int = 64
+    loss_chunk_positions: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("compute_dtype", "storage_dtype"):
+            value = getattr(self, name)
+            _require(value in COMPUTE_DTYPES.values(), name, " or ".join(COMPUTE_DTYPES), value)
+        _require(self.length_bucket > 0, "length_bucket", "a positive integer", self.length_bucket)
+        _require(self.loss_chunk_positions > 0, "loss_chunk_positions", "a positive integer", self.loss_chunk_positions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSettings:
+    """AdamW over the flat bank, its schedule and its clipping."""
+
+    learning_rate: float = 2e-4
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    max_grad_norm: float | None = 1.0
+    schedule: str = "linear"
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate > 0, "learning_rate", "a positive number", self.learning_rate)
+        _require(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
+        _require(0 <= self.beta1 < 1, "beta1", "a number in [0, 1)", self.beta1)
+        _require(0 <= self.beta2 < 1, "beta2", "a number in [0, 1)", self.beta2)
+        _require(self.eps > 0, "eps", "a positive number", self.eps)
+        _require(self.schedule in SCHEDULES, "schedule", " | ".join(SCHEDULES), self.schedule)
+        _require(self.warmup_steps >= 0, "warmup_steps", "zero or more", self.warmup_steps)
+        if self.max_grad_norm is not None:
+            _require(self.max_grad_norm > 0, "max_grad_norm", "a positive number or null", self.max_grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Placement of a run: where blocks live and when they move. Never changes a bit.
+
+    Attributes:
+        residency: ``streamed`` (host store, device slots) or ``resident`` (every block in device memory, no copy
+            stream, no host reads).
+        num_slots: device slots for streamed blocks, at least 2.
+        order: ``block-major`` (every micro-batch of the step visits block k before block k+1) or
+            ``micro-batch-major`` (each micro-batch runs forward and backward alone).
+        pin_host_memory: register the host store for asynchronous copies; otherwise a pinned staging ring is used.
+    """
+
+    residency: str = "streamed"
+    num_slots: int = 3
+    order: str = "block-major"
+    pin_host_memory: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.residency in RESIDENCIES, "residency", " | ".join(RESIDENCIES), self.residency)
+        _require(self.num_slots >= 2, "slots", "2 or more", self.num_slots)
+        _require(self.order in ACCUMULATION_ORDERS, "order", " | ".join(ACCUMULATION_ORDERS), self.order)

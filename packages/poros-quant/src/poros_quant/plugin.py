@@ -1,0 +1,1 @@
+"""The plugin that registers the built-in weight formats."""
