@@ -134,8 +134,10 @@ def _install_wheels(session: nox.Session, *distributions: str) -> None:
     pinned = folder / "constraints.txt"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned.write_text("\n".join(settings["tool"]["uv"]["constraint-dependencies"]) + "\n")
+    # By path: whatever an index calls `poros` is somebody else's. What these require is found beside them.
+    named = [str(path) for name in distributions for path in folder.glob(f"{name.replace('-', '_')}-*.whl")]
     session.run(
-        *("uv", "pip", "install", "--quiet", "--no-sources", "--reinstall-package", "poros"),
-        *("--find-links", str(folder), "--constraint", str(pinned), *distributions),
+        *("uv", "pip", "install", "--quiet", "--no-sources"),
+        *("--find-links", str(folder), "--constraint", str(pinned), *named),
         external=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -84,7 +85,14 @@ def load_registry(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
         if manager.has_plugin(f"{distribution}:{entry_name}"):
             continue
         loaded.append(Plugin(entry_name, distribution, module))
-        manager.register(module, name=f"{distribution}:{entry_name}")
+        _check_hook_markers(module, entry_name, distribution)
+        try:
+            manager.register(module, name=f"{distribution}:{entry_name}")
+        except (ValueError, pluggy.PluginValidationError) as error:
+            raise PluginError(
+                f"Plugin `{entry_name}` of distribution `{distribution}` cannot be registered: {_one_line(error)}. "
+                f"Correct the plugin's hooks (docs/plugins.md) or its entry points."
+            ) from error
     _check_hook_names(manager)
     architectures = _collect(manager, "poros_register_architectures", lambda a: [a.name], "architecture")
     _reject_shared_model_types(architectures.values())
@@ -115,7 +123,7 @@ def _installed() -> list[tuple[str, str, Any]]:
     for (name, distribution), entry in sorted(entry_points.items()):
         try:
             modules.append((name, distribution, entry.load()))
-        except Exception as error:  # a plugin may fail in any way while it is imported
+        except (Exception, SystemExit) as error:  # a plugin may fail in any way while it is imported
             raise PluginError(
                 f"Plugin `{name}` of distribution `{distribution}` failed to import `{entry.value}`: "
                 f"{type(error).__name__}: {error}. Repair or uninstall `{distribution}`, or leave it out with "
@@ -124,28 +132,54 @@ def _installed() -> list[tuple[str, str, Any]]:
     return modules
 
 
+def _check_hook_markers(module: Any, entry_name: str, distribution: str) -> None:
+    """Refuse a ``poros_*`` function without ``@hookimpl``: pluggy would pass over it in silence."""
+    for name, value in vars(module).items():
+        own = inspect.isfunction(value) and value.__module__ == module.__name__
+        if own and name.startswith("poros_") and not hasattr(value, "poros_impl"):
+            raise PluginError(
+                f"Plugin `{entry_name}` of distribution `{distribution}` defines `{name}` without a marker, so it "
+                f"would never be called. Decorate it with `@poros.hookspecs.hookimpl`."
+            )
+
+
 def _check_hook_names(manager: pluggy.PluginManager) -> None:
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
+        distribution, entry_name = (manager.get_name(error.plugin) or "unknown:unknown").split(":", 1)
         raise PluginError(
-            f"A plugin misspells a hook: {error}. Known hooks: "
+            f"Plugin `{entry_name}` of distribution `{distribution}` misspells a hook: {_one_line(error)}. "
+            f"Known hooks: "
             f"{', '.join(sorted(name for name in dir(hookspecs) if name.startswith('poros_')))}."
         ) from error
 
 
-def _collect(manager: pluggy.PluginManager, hook_name: str, keys: Any, role: str) -> Mapping[str, Registered[Any]]:
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _collect(
+    manager: pluggy.PluginManager, hook_name: str, keys: Any, role: str
+) -> Mapping[str, Registered[Any]]:
     found: dict[str, Registered[Any]] = {}
     for implementation in getattr(manager.hook, hook_name).get_hookimpls():
         distribution = implementation.plugin_name.split(":")[0]
-        for value in implementation.function():
-            for key in keys(value):
-                if key in found:
-                    raise PluginError(
-                        f"Two plugins register the {role} `{key}`: `{found[key].distribution}` and "
-                        f"`{distribution}`. Uninstall one, or leave it out with `{PLUGINS_VARIABLE}=...`."
-                    )
-                found[key] = Registered(value, distribution)
+        try:
+            entries = [(key, value) for value in implementation.function() for key in keys(value)]
+        except Exception as error:  # a plugin's hook may fail in any way
+            raise PluginError(
+                f"`{hook_name}` of distribution `{distribution}` failed: expected a sequence of {role}s, got "
+                f"{type(error).__name__}: {error}. Repair or uninstall `{distribution}`, or leave it out with "
+                f"`{PLUGINS_VARIABLE}=...`."
+            ) from error
+        for key, value in entries:
+            if key in found:
+                raise PluginError(
+                    f"Two plugins register the {role} `{key}`: `{found[key].distribution}` and "
+                    f"`{distribution}`. Uninstall one, or leave it out with `{PLUGINS_VARIABLE}=...`."
+                )
+            found[key] = Registered(value, distribution)
     return MappingProxyType(found)
 
 
