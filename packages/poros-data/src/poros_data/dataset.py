@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from poros_data.encode import Encoded, Encoder
 from poros_data.errors import DataError, explain
-from poros_data.reader import read_jsonl
+from poros_data.formats import Example
+from poros_data.reader import Digest, read_jsonl
 from poros_data.report import Count, DataReport
 from poros_data.rows import Row, digest_rows
-from poros_data.schemas import Example, parse_row
+from poros_data.schemas import parse_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,14 +84,7 @@ def load_dataset(
             explain("Bad setting `unusable_rows`", expected="drop | error", got=repr(unusable_rows))
         )
     digest = hashlib.sha256()
-    schemas: dict[str, int] = {}
-    lines, examples = [], []
-    for record in read_jsonl(path, digest=digest):
-        schema, example = parse_row(record.value, where=f"{path}:{record.line}")
-        schemas[schema] = schemas.get(schema, 0) + 1
-        lines.append(record.line)
-        examples.append(example)
-
+    schemas, lines, examples = _read(path, digest)
     tally = _Tally(str(path), max_length, stop=unusable_rows == "error")
     for line, encoded in zip(lines, _encode(path, Encoder(tokenizer), lines, examples), strict=True):
         tally.add(line, encoded)
@@ -115,6 +109,25 @@ def load_dataset(
             "rows": digest_rows(tally.rows),
         },
     )
+
+
+def _read(path: Path | str, digest: Digest) -> tuple[dict[str, int], list[int], list[Example]]:
+    """Return rows per format, and the line and example of every row. All rows are read before one is refused."""
+    schemas: dict[str, int] = {}
+    lines, examples, errors = [], [], []
+    for record in read_jsonl(path, digest=digest):
+        try:
+            schema, example = parse_row(record.value, where=f"{path}:{record.line}")
+        except DataError as error:
+            errors.append(error)
+            continue
+        schemas[schema] = schemas.get(schema, 0) + 1
+        lines.append(record.line)
+        examples.append(example)
+    if errors:
+        num_rows = len(errors) + len(lines)
+        raise DataError(f"{errors[0]} {len(errors)} of {num_rows} rows cannot be used.") from errors[0]
+    return schemas, lines, examples
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from poros_data.chat import render_chat
 from poros_data.errors import DataError, explain
+from poros_data.formats import ChatExample, Example
 from poros_data.markers import TurnMarkers, find_markers
 from poros_data.rows import IGNORED
-from poros_data.schemas import ChatExample, Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +63,8 @@ class Encoder:
             )
         self._tokenizer = tokenizer
         self._markers: TurnMarkers | None = None
+        bos = tokenizer.bos_token_id
+        self._bos_of_text = bos if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else None
 
     def encode(self, examples: Sequence[tuple[str, Example]]) -> list[Encoded]:
         """Return ids and labels of (``file:line``, example) pairs, tokenized together for speed.
@@ -128,7 +130,7 @@ class Encoder:
         return Encoded(input_ids, labels, item.lost_roles)
 
     def _add_specials(self, input_ids: array[int], labels: array[int]) -> None:
-        bos, eos = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        bos, eos = self._bos_of_text, self._tokenizer.eos_token_id
         if eos is None:
             raise DataError(
                 explain(
@@ -139,16 +141,12 @@ class Encoder:
                     next_step="Set `eos_token` in the model's `tokenizer_config.json`",
                 )
             )
-        if self._wants_bos() and (not input_ids or input_ids[0] != bos):
+        if bos is not None and (not input_ids or input_ids[0] != bos):
             input_ids.insert(0, bos)
             labels.insert(0, IGNORED)
         if not labels or labels[-1] != eos:
             input_ids.append(eos)
             labels.append(eos)
-
-    def _wants_bos(self) -> bool:
-        bos = self._tokenizer.bos_token_id
-        return bos is not None and self._tokenizer("a")["input_ids"][:1] == [bos]
 
 
 def _ranges(offsets: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from poros_data.errors import DataError, explain
 
-__all__ = ["Record", "read_jsonl"]
+__all__ = ["Digest", "Record", "read_jsonl"]
 
 EXCERPT_CHARACTERS = 80
 UTF8_BOM = b"\xef\xbb\xbf"
