@@ -16,10 +16,11 @@ from torch import nn
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from poros.blocks.frozen_linear import FrozenLinear
+
 __all__ = [
     "Architecture",
     "BlockContext",
-    "FrozenLinear",
     "MicroBatch",
     "ModelParts",
     "ParityCase",
@@ -98,29 +99,6 @@ class TensorSpec:
         for size in self.shape:
             count *= size
         return count * self.dtype.itemsize
-
-
-class FrozenLinear(nn.Linear, ABC):
-    """A linear layer whose frozen weight lives in a buffer that somebody else owns.
-
-    Subclassing `nn.Linear` lets PEFT's stock dispatch wrap it. The ``weight`` parameter stays on the meta device
-    (it only states the shape); the bytes are bound by `bind` as views of a device slot. Frozen linears
-    always dequantize and then call ``linear``: fused 4-bit products round differently.
-    """
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, compute_dtype: torch.dtype) -> None:
-        super().__init__(in_features, out_features, bias=False, device="meta", dtype=compute_dtype)
-        self.weight.requires_grad_(False)
-        self.compute_dtype = compute_dtype
-        self.has_bias = bias
-
-    @abstractmethod
-    def bind(self, views: Mapping[str, torch.Tensor]) -> None:
-        """Point at the tensors of `WeightFormat.specs` (keys without the linear's prefix), ``bias`` included."""
-
-    @abstractmethod
-    def dequantize(self) -> torch.Tensor:
-        """Return the (out_features, in_features) weight in ``compute_dtype``, on the current stream."""
 
 
 class WeightFormat(ABC):
@@ -208,7 +186,7 @@ class Architecture(ABC):
 
     @abstractmethod
     def build(self, config: PreTrainedConfig) -> nn.Module:
-        """Return the causal language model of Transformers on the meta device, in evaluation of no weights."""
+        """Return the causal language model of Transformers on the meta device."""
 
     @abstractmethod
     def parts(self, config: PreTrainedConfig) -> ModelParts:
@@ -220,9 +198,17 @@ class Architecture(ABC):
 
     @abstractmethod
     def context(
-        self, config: PreTrainedConfig, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        *,
+        batch: int,
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> BlockContext:
         """Build masks, position ids and rotary tables for one (B, T) shape of right-padded rows.
+
+        ``model`` is what `build` returned: its config and classes say which masks and rotary tables apply.
 
         Right padding under a causal mask needs no padding mask: no real token attends to a later one, and padded
         positions carry no label.

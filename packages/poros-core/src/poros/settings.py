@@ -77,7 +77,12 @@ class Numerics:
             value = getattr(self, name)
             _require(value in COMPUTE_DTYPES.values(), name, " or ".join(COMPUTE_DTYPES), value)
         _require(self.length_bucket > 0, "length_bucket", "a positive integer", self.length_bucket)
-        _require(self.loss_chunk_positions > 0, "loss_chunk_positions", "a positive integer", self.loss_chunk_positions)
+        _require(
+            self.loss_chunk_positions > 0,
+            "loss_chunk_positions",
+            "a positive integer",
+            self.loss_chunk_positions,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,12 +120,14 @@ class Plan:
         num_slots: device slots for streamed blocks, at least 2.
         order: ``block-major`` (every micro-batch of the step visits block k before block k+1) or
             ``micro-batch-major`` (each micro-batch runs forward and backward alone).
+        workspace: dequantize a block once per visit into a device buffer; otherwise at every use.
         pin_host_memory: register the host store for asynchronous copies; otherwise a pinned staging ring is used.
     """
 
     residency: str = "streamed"
     num_slots: int = 3
     order: str = "block-major"
+    workspace: bool = False
     pin_host_memory: bool = True
 
     def __post_init__(self) -> None:

@@ -1,0 +1,150 @@
+"""LoRA through PEFT's own config and injection, on a model that holds no weights.
+
+The full model is built and injected once on the meta device: what PEFT decides there (targets, ranks, scalings,
+dropout) is read off it, block by block. The trained tensors live in a flat bank (`poros.bank`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora.layer import LoraLayer
+from torch import nn
+
+from poros.blocks.frozen_linear import FrozenLinear
+from poros.errors import ConfigError, explain
+from poros.interfaces import ModelParts, WeightFormat
+from poros.settings import LoraSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ADAPTER", "freeze_linears", "initial_weights", "inject", "lora_layers", "make_lora_config"]
+
+ADAPTER = "default"
+
+
+def freeze_linears(block: nn.Module, weight_format: WeightFormat, compute_dtype: torch.dtype) -> None:
+    """Replace every `nn.Linear` of a meta block by the format's `FrozenLinear`, in place."""
+    for parent in list(block.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                frozen = weight_format.linear(
+                    child.in_features,
+                    child.out_features,
+                    bias=child.bias is not None,
+                    compute_dtype=compute_dtype,
+                )
+                setattr(parent, name, frozen)
+
+
+def make_lora_config(lora: LoraSettings, targets: Sequence[str], parts: ModelParts) -> LoraConfig:
+    """Return PEFT's config for ``lora``; ``targets`` are leaf names inside blocks."""
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=sorted(targets),
+        use_rslora=lora.use_rslora,
+        rank_pattern=dict(lora.rank_pattern),
+        alpha_pattern=dict(lora.alpha_pattern),
+        layers_to_transform=None if lora.blocks is None else sorted(lora.blocks),
+        layers_pattern=None if lora.blocks is None else parts.blocks.rpartition(".")[2],
+        bias="none",
+    )
+
+
+def check_targets(model: nn.Module, parts: ModelParts, lora: LoraSettings, targets: Sequence[str]) -> None:
+    """Refuse targets that name no linear layer of a block.
+
+    Raises:
+        ConfigError: a target is the head or the embedding, or matches nothing; the leaf names that exist are listed.
+    """
+    blocks = model.get_submodule(parts.blocks)
+    leaves = sorted(
+        {name.rpartition(".")[2] for name, module in blocks.named_modules() if isinstance(module, nn.Linear)}
+    )
+    outside = {parts.head.rpartition(".")[2], parts.embedding.rpartition(".")[2]}
+    for target in targets:
+        if target in outside:
+            raise ConfigError(
+                explain(
+                    "LoRA on the vocabulary matrices is not offered",
+                    expected=f"targets among {leaves}",
+                    got=f"`{target}`",
+                    where="lora.targets",
+                    next_step="Remove it: head and embedding stay frozen (they may be tied, and are never streamed "
+                    "with adapters)",
+                )
+            )
+        if target not in leaves:
+            near = difflib.get_close_matches(target, leaves, n=1)
+            raise ConfigError(
+                explain(
+                    "A LoRA target matches no module",
+                    expected=f"leaf names among {leaves}",
+                    got=f"`{target}`",
+                    where="lora.targets",
+                    next_step=f"Did you mean `{near[0]}`?" if near else "Correct `lora.targets`",
+                )
+            )
+    num_blocks = len(blocks)  # type: ignore[arg-type]
+    if lora.blocks is not None and (bad := [b for b in lora.blocks if not 0 <= b < num_blocks]):
+        raise ConfigError(
+            explain(
+                "LoRA on a block that does not exist",
+                expected=f"0 to {num_blocks - 1}",
+                got=bad,
+                where="lora.blocks",
+            )
+        )
+
+
+def inject(model: nn.Module, config: LoraConfig) -> None:
+    """Inject PEFT's LoRA layers into a meta model, in place; no memory is taken."""
+    inject_adapter_in_model(config, model, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    for _, layer in lora_layers(model):
+        # Under autocast the products run in the compute dtype anyway; PEFT's own cast of the input to the adapter's
+        # float32 would only be undone.
+        layer.cast_input_dtype_enabled = False
+
+
+def lora_layers(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    """Yield (path, layer) of every LoRA layer, in module order."""
+    for name, child in module.named_modules():
+        if isinstance(child, LoraLayer):
+            yield name, child
+
+
+def initial_weights(layer: LoraLayer, name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return PEFT's own initial (lora_A, lora_B) of one layer, float32 on the CPU.
+
+    Every layer draws from a generator seeded by (run seed, layer name): the values depend neither on the order in
+    which layers are made nor on the device.
+    """
+    lora_a, lora_b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+    rank, in_features, out_features = lora_a.out_features, lora_a.in_features, lora_b.out_features
+    base = nn.Linear(in_features, out_features, bias=False, device="meta")
+    seed_bytes = hashlib.blake2b(f"{seed}/lora/{name}".encode(), digest_size=4).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(seed_bytes, "little"))
+        holder = type(layer)(
+            base, ADAPTER, config=LoraConfig(r=rank, init_lora_weights=False), r=rank, lora_alpha=1
+        )
+        for weights in (holder.lora_A, holder.lora_B):
+            weights[ADAPTER].to_empty(device="cpu").float()
+        holder.reset_lora_parameters(ADAPTER, True)
+    return holder.lora_A[ADAPTER].weight.detach(), holder.lora_B[ADAPTER].weight.detach()
+
+
+def base_linears(block: nn.Module) -> Iterator[tuple[str, FrozenLinear]]:
+    """Yield (path in the block as the checkpoint names it, layer) of every frozen linear."""
+    for name, module in block.named_modules():
+        if isinstance(module, FrozenLinear):
+            yield name.removesuffix(".base_layer"), module

@@ -1,0 +1,93 @@
+"""The gate in front of every run: is this model's architecture validated, asserted by its plugin, or refused?"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from poros.errors import ArchitectureError, explain
+from poros.interfaces import Architecture
+from poros.plugins import Registry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = ["ArchitectureVerdict", "blockwise_arch_check"]
+
+# Distributions whose architectures this project's own gates run. Anybody else's word is taken, loudly, as theirs.
+GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen", "poros-arch-gemma"})
+
+# Config fields by which mixture-of-experts types give themselves away.
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchitectureVerdict:
+    """A model that may run.
+
+    Attributes:
+        architecture: the instance that serves it.
+        status: ``validated`` (gated by this project) or ``user_asserted`` (no claim of bitwise equality).
+        distribution: who registered the architecture.
+    """
+
+    architecture: Architecture
+    status: Literal["validated", "user_asserted"]
+    distribution: str
+
+
+def blockwise_arch_check(config: PreTrainedConfig, registry: Registry) -> ArchitectureVerdict:
+    """Decide by ``model_type`` and the config's features, never by a model's name.
+
+    Returns:
+        The verdict of a model that may run; ``user_asserted`` ones come with a warning.
+
+    Raises:
+        ArchitectureError: the type is unknown to Poros, is a mixture of experts, or uses an unsupported feature; found,
+            supported and how to add it are named.
+    """
+    model_type = config.model_type
+    registered = registry.architecture_for(model_type)
+    if registered is None:
+        raise ArchitectureError(_refusal(config, registry))
+    architecture = registered.value()
+    architecture.check_config(config)
+    if registered.distribution in GATED_DISTRIBUTIONS:
+        return ArchitectureVerdict(
+            architecture=architecture, status="validated", distribution=registered.distribution
+        )
+    warnings.warn(
+        f"Architecture `{architecture.name}` is asserted by distribution `{registered.distribution}`, not validated by "
+        "Poros: no claim of bitwise equality is made for this run.",
+        UserWarning,
+        stacklevel=2,
+    )
+    return ArchitectureVerdict(
+        architecture=architecture, status="user_asserted", distribution=registered.distribution
+    )
+
+
+def _refusal(config: PreTrainedConfig, registry: Registry) -> str:
+    supported = sorted(t for r in registry.architectures.values() for t in r.value.model_types)
+    model_type = config.model_type
+    if any(getattr(config, field, None) for field in EXPERT_FIELDS):
+        return explain(
+            f"Model type `{model_type}` is a mixture of experts, which Poros does not train",
+            expected=f"a dense type among {supported}",
+            got=f"`{model_type}` (expert weights are 3-D parameters: neither quantized nor adapted as linear layers, "
+            "and `gate_proj` would match only a shared expert)",
+            where="config.json, model_type",
+            next_step="Use a dense model",
+        )
+    near = difflib.get_close_matches(model_type, supported, n=1)
+    hint = f"Did you mean a `{near[0]}` model? " if near else ""
+    return explain(
+        f"Model type `{model_type}` is not known to Poros",
+        expected=f"one of {supported}",
+        got=f"`{model_type}`",
+        where="config.json, model_type",
+        next_step=f"{hint}Install the package that serves it (`uv add poros-arch-...`), or write a plugin that registers "
+        "an `Architecture` for it (docs/plugins.md)",
+    )

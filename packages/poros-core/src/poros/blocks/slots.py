@@ -1,0 +1,199 @@
+"""Device slots and the copies that fill them.
+
+The one rule: a copy into a slot starts after the slot's last reader, and a reader starts after the slot's copy. On
+CUDA both are events between the copy stream and the compute stream, on the CPU they are the order of calls.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from poros.blocks.host_memory import HostArena
+from poros.blocks.store import BlockStore
+
+__all__ = ["CopyStatistics", "CudaSlots", "HostSlots", "Slots", "make_slots"]
+
+STAGING_BUFFERS = 2
+
+
+@dataclass(slots=True)
+class CopyStatistics:
+    """What the slots moved since the last `Slots.take_statistics`."""
+
+    h2d_bytes: int = 0
+    exposed_copy_seconds: float = 0.0
+
+
+class Slots(ABC):
+    """A fixed set of device buffers, each holding one block at a time.
+
+    Attributes:
+        buffers: the slots, uint8 vectors as long as the largest block.
+        contents: per slot, the block whose copy was issued last, or None.
+    """
+
+    def __init__(self, store: BlockStore, num_slots: int, device: torch.device) -> None:
+        largest = max(layout.num_bytes for layout in store.layouts)
+        self._store = store
+        self.buffers = [torch.zeros(largest, dtype=torch.uint8, device=device) for _ in range(num_slots)]
+        self.contents: list[int | None] = [None] * num_slots
+        self._statistics = CopyStatistics()
+
+    def prefetch(self, block: int, slot: int) -> None:
+        """Issue the copy of ``block`` into ``slot``, ordered after the slot's last release."""
+        self.contents[slot] = block
+        source = self._store.block(block)
+        self._statistics.h2d_bytes += source.numel()
+        self._copy(block, source, slot)
+
+    @abstractmethod
+    def _copy(self, block: int, source: torch.Tensor, slot: int) -> None: ...
+
+    @abstractmethod
+    def acquire(self, slot: int) -> None:
+        """Order everything issued from here on after the slot's copy."""
+
+    @abstractmethod
+    def release(self, slot: int) -> None:
+        """Everything issued so far has read the slot: later copies may overwrite it."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Wait until no copy is pending, so that a new pass starts from known contents."""
+
+    def take_statistics(self) -> CopyStatistics:
+        """Return and reset the counters. Call at a point where the device is idle."""
+        taken, self._statistics = self._statistics, CopyStatistics()
+        return taken
+
+
+class HostSlots(Slots):
+    """Slots on the CPU. Copies run when issued, or, with ``lazy``, only when the slot is acquired.
+
+    Both are legal schedules of an asynchronous copy, the earliest and the latest; gates run both, because a missing
+    wait is invisible in the first.
+    """
+
+    def __init__(
+        self, store: BlockStore, num_slots: int, device: torch.device, *, lazy: bool = False
+    ) -> None:
+        super().__init__(store, num_slots, device)
+        self._lazy = lazy
+        self._pending: dict[int, torch.Tensor] = {}
+
+    def _copy(self, block: int, source: torch.Tensor, slot: int) -> None:
+        self._pending[slot] = source
+        if not self._lazy:
+            self._finish(slot)
+
+    def _finish(self, slot: int) -> None:
+        source = self._pending.pop(slot, None)
+        if source is not None:
+            start = time.perf_counter()
+            self.buffers[slot][: source.numel()].copy_(source)
+            self._statistics.exposed_copy_seconds += time.perf_counter() - start
+
+    def acquire(self, slot: int) -> None:
+        """See `Slots.acquire`."""
+        self._finish(slot)
+
+    def release(self, slot: int) -> None:
+        """Calls are ordered on the CPU: nothing to record."""
+
+    def drain(self) -> None:
+        """See `Slots.drain`."""
+        for slot in list(self._pending):
+            self._finish(slot)
+
+
+class CudaSlots(Slots):
+    """Slots on a GPU, filled by a copy stream of their own."""
+
+    def __init__(self, store: BlockStore, num_slots: int, device: torch.device) -> None:
+        super().__init__(store, num_slots, device)
+        self._device = device
+        self.copy_stream = torch.cuda.Stream(device)
+        self._filled: list[torch.cuda.Event | None] = [None] * num_slots
+        self._released: list[torch.cuda.Event | None] = [None] * num_slots
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._staging = _StagingRing(store, device) if _needs_staging(store) else None
+        # The slots' zeros were written on the compute stream.
+        self.copy_stream.wait_stream(torch.cuda.current_stream(device))
+
+    def _copy(self, block: int, source: torch.Tensor, slot: int) -> None:
+        with torch.cuda.stream(self.copy_stream):
+            if (released := self._released[slot]) is not None:
+                self.copy_stream.wait_event(released)
+            target = self.buffers[slot][: source.numel()]
+            if self._staging is not None and not self._store.is_pinned(block):
+                self._staging.copy(source, target)
+            else:
+                target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self.copy_stream)
+        self._filled[slot] = event
+
+    def acquire(self, slot: int) -> None:
+        """See `Slots.acquire`. Two timing events bracket the wait: their distance is exposed copy time."""
+        stream = torch.cuda.current_stream(self._device)
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record(stream)
+        if (filled := self._filled[slot]) is not None:
+            stream.wait_event(filled)
+        after.record(stream)
+        self._waits.append((before, after))
+
+    def release(self, slot: int) -> None:
+        """See `Slots.release`."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        self._released[slot] = event
+
+    def drain(self) -> None:
+        """See `Slots.drain`."""
+        self.copy_stream.synchronize()
+
+    def take_statistics(self) -> CopyStatistics:
+        """See `Slots.take_statistics`."""
+        self._statistics.exposed_copy_seconds = sum(a.elapsed_time(b) for a, b in self._waits) / 1000
+        self._waits.clear()
+        return super().take_statistics()
+
+
+def _needs_staging(store: BlockStore) -> bool:
+    return not all(store.is_pinned(index) for index in range(len(store.layouts)))
+
+
+class _StagingRing:
+    """Pinned buffers between pageable blocks and the copy engine."""
+
+    def __init__(self, store: BlockStore, device: torch.device) -> None:
+        largest = max(layout.num_bytes for layout in store.layouts)
+        self._arena = HostArena([largest] * STAGING_BUFFERS, pin=True)
+        self._device = device
+        self._done: list[torch.cuda.Event | None] = [None] * STAGING_BUFFERS
+        self._next = 0
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy pageable ``source`` to ``target`` on the current stream, holding the host for the first half only."""
+        index = self._next
+        self._next = (index + 1) % STAGING_BUFFERS
+        if (done := self._done[index]) is not None:
+            done.synchronize()
+        staged = self._arena.region(index)[: source.numel()]
+        staged.copy_(source)
+        target.copy_(staged, non_blocking=self._arena.pinned[index])
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        self._done[index] = event
+
+
+def make_slots(store: BlockStore, num_slots: int, device: torch.device) -> Slots:
+    """Return the slots of ``device``."""
+    return (
+        CudaSlots(store, num_slots, device) if device.type == "cuda" else HostSlots(store, num_slots, device)
+    )

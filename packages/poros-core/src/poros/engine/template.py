@@ -1,0 +1,134 @@
+"""Templates: one PEFT-injected decoder layer per (block kind, buffer), whose tensors are views of fixed addresses.
+
+Nothing here allocates per block: the frozen tensors are views of the buffer that the template is bound to, the
+adapters views of the static region. The two kernels, forward and recompute+backward, read and write only fixed
+addresses and their arguments, so that each can be captured once per shape and replayed for every block of the kind.
+
+Shape letters: B batch, T tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from poros.adapters import ADAPTER, base_linears, lora_layers
+from poros.bank import StaticRegion
+from poros.blocks.kinds import BlockKind, plain_tensors
+from poros.interfaces import Architecture, BlockContext
+from poros.precision import compute_region
+
+__all__ = ["BlockTemplate"]
+
+
+class BlockTemplate:
+    """A block kind bound to one buffer.
+
+    Args:
+        kind: what the buffer will hold.
+        buffer: uint8 vector of at least the layout's bytes; a slot or a resident block.
+        region: the static adapter region.
+        architecture: how a block is called.
+        compute_dtype: dtype of products and hidden states.
+        workspace: per linear path, a matrix to dequantize into once per visit; None dequantizes at every use.
+        shared: objects that the copy of the prototype keeps by reference (the config).
+    """
+
+    def __init__(
+        self,
+        kind: BlockKind,
+        buffer: torch.Tensor,
+        region: StaticRegion,
+        architecture: Architecture,
+        compute_dtype: torch.dtype,
+        workspace: dict[str, torch.Tensor] | None,
+        shared: tuple[Any, ...],
+    ) -> None:
+        self.kind = kind
+        self._architecture = architecture
+        self._compute_dtype = compute_dtype
+        self._device = buffer.device
+        self._buffer = buffer
+        self.module = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
+        self._bind_frozen(workspace)
+        self._parameters, self._gradients = self._bind_adapters(region)
+
+    def _bind_frozen(self, workspace: dict[str, torch.Tensor] | None) -> None:
+        views = self.kind.layout.views(self._buffer)
+        self._linears = list(base_linears(self.module))
+        for path, linear in self._linears:
+            prefix = f"{path}."
+            linear.bind({n.removeprefix(prefix): view for n, view in views.items() if n.startswith(prefix)})
+            if workspace is not None and linear.needs_dequantize:
+                linear.workspace = workspace[path]
+        for name, _ in plain_tensors(self.module):
+            parent, _, leaf = name.rpartition(".")
+            owner = self.module.get_submodule(parent)
+            if leaf in owner._parameters:
+                owner._parameters[leaf] = nn.Parameter(views[name], requires_grad=False)
+            else:
+                owner._buffers[leaf] = views[name]
+
+    def _bind_adapters(self, region: StaticRegion) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+        parameters, gradients = [], []
+        layers = dict(lora_layers(self.module))
+        for tensor in self.kind.adapter.tensors:
+            layer: Any = getattr(layers[tensor.path], tensor.group)[ADAPTER]
+            layer.weight = nn.Parameter(region.weight(tensor))
+            parameters.append(layer.weight)
+            gradients.append(region.gradient(tensor))
+        return parameters, gradients
+
+    def set_training(self, training: bool) -> None:
+        """Switch dropout on or off."""
+        self.module.train(training)
+
+    def materialize(self) -> None:
+        """Dequantize once for the whole visit where a workspace is bound."""
+        for _, linear in self._linears:
+            linear.materialize()
+
+    def call(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
+        """Run the block on (B, T, D) hidden states under the run's precision policy, recording as autograd is set."""
+        layer_type = self.kind.layer_type
+        masked = context.attention_masks[layer_type] is not None
+        with compute_region(self._device, self._compute_dtype, masked=masked):
+            return self._architecture.call_block(self.module, hidden, context, layer_type)
+
+    @torch.no_grad()
+    def forward(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
+        """Return the block's (B, T, D) output; autograd remembers nothing of the slot."""
+        return self.call(hidden, context)
+
+    def backward(
+        self, hidden: torch.Tensor, grad_output: torch.Tensor, context: BlockContext
+    ) -> torch.Tensor:
+        """Recompute from ``hidden``, backpropagate, add adapter gradients to the static region.
+
+        Returns:
+            The (B, T, D) gradient of ``hidden``.
+        """
+        leaf = hidden.detach().requires_grad_()
+        with torch.enable_grad():
+            output = self.call(leaf, context)
+        grads = torch.autograd.grad(output, [leaf, *self._parameters], grad_output)
+        for total, grad in zip(self._gradients, grads[1:], strict=True):
+            total.add_(grad)
+        return grads[0]
+
+    def assert_bound(self) -> None:
+        """Assert that every frozen tensor still lies inside the buffer it was bound to.
+
+        Libraries rebind parameters in their forwards; a template that reads elsewhere would train on stale bytes.
+        """
+        start = self._buffer.data_ptr()
+        end = start + self._buffer.numel()
+        for _, linear in self._linears:
+            for view in linear.bound_tensors():
+                assert start <= view.data_ptr() < end or view.numel() == 0, "a frozen tensor left its slot"
+        for name, _ in plain_tensors(self.module):
+            tensor = self.module.state_dict()[name]
+            assert start <= tensor.data_ptr() < end, f"frozen tensor `{name}` left its slot"

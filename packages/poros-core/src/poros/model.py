@@ -1,0 +1,274 @@
+"""A model ready to train: filled store, block kinds, adapter bank, embedding and head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from poros.adapters import (
+    base_linears,
+    check_targets,
+    freeze_linears,
+    initial_weights,
+    inject,
+    lora_layers,
+    make_lora_config,
+)
+from poros.bank import AdapterBank
+from poros.blocks.fill import BlockFiller, load_checked
+from poros.blocks.kinds import BlockKind, classify_blocks
+from poros.blocks.store import BlockStore, DeviceStore, HostStore
+from poros.engine.embedding import Embedding
+from poros.engine.loss import LossHead
+from poros.interfaces import Architecture, BlockContext, ModelParts, TensorSource, WeightFormat
+from poros.settings import LoraSettings, Numerics, Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = ["LoadedModel", "MetaModel", "load_model", "make_meta_model"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetaModel:
+    """The model without weights: what can be said before a byte of the checkpoint is read.
+
+    Attributes:
+        module: Transformers' model on the meta device, linears frozen, LoRA injected.
+        tensor_names: every tensor that the checkpoint must hold.
+        targets: leaf names that LoRA adapts.
+    """
+
+    architecture: Architecture
+    config: PreTrainedConfig
+    parts: ModelParts
+    module: nn.Module
+    kinds: tuple[BlockKind, ...]
+    lora_config: LoraConfig
+    targets: tuple[str, ...]
+    tensor_names: tuple[str, ...]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder layers."""
+        return self.module.get_submodule(self.parts.blocks)  # type: ignore[return-value]
+
+
+def make_meta_model(
+    *,
+    architecture: Architecture,
+    config: PreTrainedConfig,
+    weight_format: WeightFormat,
+    lora: LoraSettings,
+    numerics: Numerics,
+) -> MetaModel:
+    """Build, freeze and inject the model on the meta device, and classify its blocks.
+
+    Raises:
+        ArchitectureError: the config uses an unsupported feature.
+        ConfigError: a LoRA target matches nothing.
+    """
+    architecture.check_config(config)
+    module = architecture.build(config)
+    parts = architecture.parts(config)
+    names = tuple(
+        name for name in module.state_dict() if not (parts.tied and name.startswith(f"{parts.head}."))
+    )
+    targets = lora.targets or architecture.default_targets
+    check_targets(module, parts, lora, targets)
+    blocks: nn.ModuleList = module.get_submodule(parts.blocks)  # type: ignore[assignment]
+    for block in blocks:
+        freeze_linears(block, weight_format, numerics.compute_dtype)
+    lora_config = make_lora_config(lora, targets, parts)
+    inject(module, lora_config)
+    layer_types = [architecture.layer_type(config, index) for index in range(len(blocks))]
+    return MetaModel(
+        architecture=architecture,
+        config=config,
+        parts=parts,
+        module=module,
+        kinds=classify_blocks(blocks, layer_types, weight_format, numerics.storage_dtype),
+        lora_config=lora_config,
+        targets=tuple(targets),
+        tensor_names=names,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """Everything an `Engine` runs on."""
+
+    meta: MetaModel
+    numerics: Numerics
+    device: torch.device
+    store: BlockStore
+    bank: AdapterBank
+    embedding: Embedding
+    head: LossHead
+
+    @property
+    def architecture(self) -> Architecture:
+        """How blocks are called."""
+        return self.meta.architecture
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The config object that the built modules share."""
+        return self.meta.module.config
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """Block kinds in order of first appearance."""
+        return self.meta.kinds
+
+    @property
+    def num_blocks(self) -> int:
+        """Decoder layers."""
+        return len(self.meta.blocks)
+
+    @property
+    def hidden_size(self) -> int:
+        """D of the hidden states."""
+        return int(self.config.hidden_size)
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether any module of a block draws from the default generator while training."""
+        dropouts = (m.p > 0 for m in self.meta.blocks.modules() if isinstance(m, nn.Dropout))
+        attention = (getattr(m, "attention_dropout", 0.0) > 0 for m in self.meta.blocks.modules())
+        return any(dropouts) or any(attention)
+
+    def make_context(self, batch: int, tokens: int) -> BlockContext:
+        """Return masks and rotary tables of one (B, T) shape on the device."""
+        return self.architecture.context(
+            self.meta.module,
+            batch=batch,
+            tokens=tokens,
+            device=self.device,
+            dtype=self.numerics.compute_dtype,
+        )
+
+    def make_workspace(self, kind: BlockKind) -> dict[str, torch.Tensor]:
+        """Return one matrix in the compute dtype per linear layer of ``kind`` that must be dequantized."""
+        return {
+            path: torch.empty(
+                linear.out_features, linear.in_features, dtype=self.numerics.compute_dtype, device=self.device
+            )
+            for path, linear in base_linears(kind.prototype)
+            if linear.needs_dequantize
+        }
+
+    def adapter_name(self, block: int, path: str, group: str) -> str:
+        """Return PEFT's saved key of one LoRA tensor."""
+        return f"base_model.model.{self.meta.parts.blocks}.{block}.{path}.{group}.weight"
+
+    def adapter_tensors(self, buffers: Any = None) -> dict[str, torch.Tensor]:
+        """Return every LoRA tensor by PEFT's saved key, as views of the bank (or of buffers shaped like it)."""
+        chosen = self.bank.weights if buffers is None else buffers
+        return {
+            self.adapter_name(block, tensor.path, tensor.group): view
+            for block, tensor, view in self.bank.tensors(chosen)
+        }
+
+
+def load_model(
+    meta: MetaModel,
+    *,
+    source: TensorSource,
+    weight_format: WeightFormat,
+    numerics: Numerics,
+    plan: Plan,
+    device: torch.device,
+    seed: int,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Quantize the checkpoint tensor by tensor into the plan's store and initialize the adapters.
+
+    Peak host memory is the finished store plus one block; quantization runs on the training device.
+
+    Args:
+        meta: from `make_meta_model`.
+        source: the checkpoint; its names must have been checked.
+        weight_format: the same that ``meta`` was made with.
+        seed: of the adapters' initial values.
+        progress: called with (blocks done, blocks).
+
+    Raises:
+        CheckpointError: a tensor is absent or has another shape than the config says.
+        FormatError: a weight cannot be stored in the format.
+    """
+    blocks = meta.blocks
+    kind_of = {block: kind for kind in meta.kinds for block in kind.blocks}
+    layouts = [kind_of[index].layout for index in range(len(blocks))]
+    resident = plan.residency == "resident"
+    store: BlockStore = (
+        DeviceStore(layouts, device)
+        if resident
+        else HostStore(layouts, pin=plan.pin_host_memory and device.type == "cuda")
+    )
+    filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
+    for index, block in enumerate(blocks):
+        filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
+        if progress is not None:
+            progress(index + 1, len(blocks))
+    return LoadedModel(
+        meta=meta,
+        numerics=numerics,
+        device=device,
+        store=store,
+        bank=_initial_bank(meta, device, seed),
+        **_ends(meta, source, numerics, device, resident=resident),
+    )
+
+
+def _initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBank:
+    kind_of = {block: kind for kind in meta.kinds for block in kind.blocks}
+    bank = AdapterBank([kind_of[index].adapter for index in range(len(meta.blocks))], device)
+    layers = dict(lora_layers(meta.blocks))
+    initial: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for block, tensor, view in bank.tensors(bank.weights):
+        name = f"{block}.{tensor.path}"
+        if name not in initial:
+            initial[name] = initial_weights(layers[name], name, seed)
+        view.copy_(initial[name][0] if tensor.group == "lora_A" else initial[name][1])
+        if tensor.group == "lora_B":
+            del initial[name]
+    return bank
+
+
+def _ends(
+    meta: MetaModel, source: TensorSource, numerics: Numerics, device: torch.device, *, resident: bool
+) -> dict[str, Any]:
+    """Load embedding, final norm and head. A tied table exists once per memory that reads it."""
+    parts, config = meta.parts, meta.config
+    table_name, head_name = f"{parts.embedding}.weight", f"{parts.head}.weight"
+
+    def load(name: str, where: torch.device) -> torch.Tensor:
+        expected = tuple(meta.module.state_dict()[name].shape)
+        return load_checked(source, name, expected, where).to(numerics.storage_dtype)
+
+    table = load(table_name, device if resident else torch.device("cpu"))
+    head = table.to(device) if parts.tied else load(head_name, device)
+    norm = copy.deepcopy(meta.module.get_submodule(parts.final_norm))
+    for name, _ in list(norm.named_parameters()):
+        assert "." not in name
+        setattr(norm, name, nn.Parameter(load(f"{parts.final_norm}.{name}", device), requires_grad=False))
+    scale = meta.architecture.embedding_scale(config, numerics.storage_dtype)
+    return {
+        "embedding": Embedding(table, device, numerics.compute_dtype, scale),
+        "head": LossHead(
+            norm,
+            head,
+            compute_dtype=numerics.compute_dtype,
+            chunk_positions=numerics.loss_chunk_positions,
+            softcap=meta.architecture.logit_softcap(config),
+        ),
+    }

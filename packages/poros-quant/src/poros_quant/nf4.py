@@ -1,0 +1,135 @@
+"""NF4 with double quantization through bitsandbytes, on tensors that live in a block's buffer.
+
+Source: Dettmers et al. 2023, QLoRA, section 3 (arXiv:2305.14314).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import bitsandbytes
+import bitsandbytes.functional as bnb
+import torch
+
+from poros.blocks.frozen_linear import FrozenLinear
+from poros.errors import FormatError, explain
+from poros.interfaces import TensorSpec, WeightFormat
+
+__all__ = ["Nf4"]
+
+BLOCKSIZE = 64
+ABSMAX_BLOCKSIZE = 256
+NUM_CODES = 16
+NUM_ABSMAX_CODES = 256
+ENCODABLE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class Nf4Linear(FrozenLinear):
+    """A linear layer over NF4 codes, absmax codes, nested absmax, offset and both code books."""
+
+    def bind_weight(self, views: Mapping[str, torch.Tensor]) -> None:
+        """Build bitsandbytes' quantization state over ``views``; nothing is moved or copied."""
+        self._codes = views["codes"]
+        nested = bnb.QuantState(
+            absmax=views["nested_absmax"],
+            code=views["absmax_code"],
+            blocksize=ABSMAX_BLOCKSIZE,
+            dtype=torch.float32,
+        )
+        self._state = bnb.QuantState(
+            absmax=views["absmax"],
+            shape=torch.Size((self.out_features * self.in_features,)),
+            dtype=self.compute_dtype,
+            blocksize=BLOCKSIZE,
+            code=views["code"],
+            quant_type="nf4",
+            offset=views["offset"],
+            state2=nested,
+        )
+
+    def stored_tensors(self) -> list[torch.Tensor]:
+        """See `FrozenLinear.stored_tensors`."""
+        state = self._state
+        return [self._codes, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+
+    def dequantize(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the (O, I) weight in ``compute_dtype``.
+
+        The matrix is dequantized as one flat vector: quantization blocks run across rows, and the CPU kernel of
+        bitsandbytes assumes an even number of columns.
+
+        Numerics: bitwise deterministic per device. Memory: one float32 absmax vector, and O * I elements unless
+        ``out`` is given.
+        """
+        if out is None:
+            return bnb.dequantize_4bit(self._codes, self._state).view(self.out_features, self.in_features)
+        if out.is_cuda:
+            bnb.dequantize_4bit(self._codes, self._state, out=out.view(-1))
+        else:  # bitsandbytes registers the out variant for CUDA only
+            out.copy_(bnb.dequantize_4bit(self._codes, self._state).view_as(out))
+        return out
+
+
+class Nf4(WeightFormat):
+    """4-bit NormalFloat, quantization blocks of 64, absmax quantized again in blocks of 256."""
+
+    name: ClassVar[str] = "nf4"
+    claims_bitwise: ClassVar[bool] = True
+    experimental: ClassVar[bool] = False
+
+    def specs(self, out_features: int, in_features: int) -> tuple[TensorSpec, ...]:
+        """Return the seven tensors of one weight; see `WeightFormat.specs`."""
+        count = out_features * in_features
+        num_blocks = _ceil_div(count, BLOCKSIZE)
+        return (
+            TensorSpec(name="codes", dtype=torch.uint8, shape=(_ceil_div(count, 2), 1)),
+            TensorSpec(name="absmax", dtype=torch.uint8, shape=(num_blocks,)),
+            TensorSpec(
+                name="nested_absmax", dtype=torch.float32, shape=(_ceil_div(num_blocks, ABSMAX_BLOCKSIZE),)
+            ),
+            TensorSpec(name="offset", dtype=torch.float32, shape=()),
+            TensorSpec(name="code", dtype=torch.float32, shape=(NUM_CODES,)),
+            TensorSpec(name="absmax_code", dtype=torch.float32, shape=(NUM_ABSMAX_CODES,)),
+        )
+
+    def encode(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Quantize a (O, I) weight on its device with bitsandbytes' own kernels.
+
+        Raises:
+            FormatError: the weight is not a 16- or 32-bit float.
+        """
+        if weight.dtype not in ENCODABLE:
+            raise FormatError(
+                explain(
+                    "Cannot quantize to `nf4`",
+                    expected=f"a weight in one of {[str(d) for d in ENCODABLE]}",
+                    got=weight.dtype,
+                    next_step="Use a checkpoint in bfloat16, float16 or float32",
+                )
+            )
+        codes, state = bnb.quantize_4bit(
+            weight.contiguous().view(-1), blocksize=BLOCKSIZE, compress_statistics=True, quant_type="nf4"
+        )
+        return {
+            "codes": codes,
+            "absmax": state.absmax,
+            "nested_absmax": state.state2.absmax,
+            "offset": state.offset,
+            "code": state.code,
+            "absmax_code": state.state2.code,
+        }
+
+    def linear(
+        self, in_features: int, out_features: int, *, bias: bool, compute_dtype: torch.dtype
+    ) -> FrozenLinear:
+        """Return an unbound NF4 linear layer."""
+        return Nf4Linear(in_features, out_features, bias=bias, compute_dtype=compute_dtype)
+
+    def fingerprint(self) -> str:
+        """Return the format's name, its block sizes and the bitsandbytes version."""
+        return f"nf4-{BLOCKSIZE}-{ABSMAX_BLOCKSIZE}-bitsandbytes-{bitsandbytes.__version__}"
