@@ -17,8 +17,9 @@ from poros_data.formats import ChatExample, TextExample
 
 pytestmark = pytest.mark.real_model
 
-# The specials of Qwen2.5 and Qwen3 in the order of their ids, which follow the 151,643 ordinary tokens.
-QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Tokens of Qwen3 besides the 151,643 ordinary ones, as its tokenizer.json has them. The think marks are not special.
+QWEN_SPECIALS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
+QWEN_MARKS = {"<think>": 151667, "</think>": 151668}
 QUESTION = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 THINKING = [
     {"role": "user", "content": "1?"},
@@ -60,17 +61,15 @@ def qwen() -> Qwen2Tokenizer:
         return "".join(letters[byte] for byte in token)
 
     vocab = {spell(token): rank for token, rank in ranks.items()}
-    vocab |= {special: len(ranks) + index for index, special in enumerate(QWEN_SPECIALS)}
+    added = QWEN_SPECIALS | QWEN_MARKS
     tokenizer = Qwen2Tokenizer(
-        vocab=vocab,
+        vocab=vocab | added,
         merges=[(spell(left), spell(right)) for left, right in merges_of(ranks)],
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
     )
-    tokenizer.add_tokens(
-        [AddedToken(special, special=True) for special in QWEN_SPECIALS], special_tokens=True
-    )
-    assert tokenizer.convert_tokens_to_ids(list(QWEN_SPECIALS)) == [151643, 151644, 151645]
+    tokenizer.add_tokens([AddedToken(token, special=token in QWEN_SPECIALS) for token in added])
+    assert {token: tokenizer.convert_tokens_to_ids(token) for token in added} == added
     return tokenizer
 
 
