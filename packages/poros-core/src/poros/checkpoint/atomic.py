@@ -1,0 +1,153 @@
+"""Writing so that a reader finds the old content or the new one, never a part.
+
+New content goes to a temporary sibling, reaches the disk (fsync), and takes its place by a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from poros.checkpoint.manifest import write_manifest
+from poros.errors import OutputError, explain
+
+__all__ = ["atomic_folder", "atomic_write_bytes", "atomic_write_json", "remove_folder", "sweep_leftovers"]
+
+# A temporary sibling of `name` is `.name.tmp-<random>`; content that is about to go is `.name.old-<random>`.
+TEMPORARY, OLD = ".tmp-", ".old-"
+
+
+@contextmanager
+def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty folder to fill; on success it becomes ``target`` with a manifest, on failure it vanishes.
+
+    When an existing folder is replaced, it is moved aside first and removed last: at any moment either the old or the
+    new one is complete on the disk.
+
+    Args:
+        target: where the folder will appear; its parent is created if needed.
+        overwrite: replace an existing ``target``.
+
+    Raises:
+        OutputError: ``target`` exists and ``overwrite`` is false, or the disk is full or refuses the write.
+    """
+    if os.path.lexists(target) and not overwrite:
+        raise OutputError(
+            explain("Cannot save", expected="a new folder", got="one that exists", where=str(target))
+        )
+    temporary = _sibling(target, TEMPORARY)
+    with _explaining(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        try:
+            yield temporary
+            write_manifest(temporary)
+            for folder, _, file_names in os.walk(temporary, topdown=False):
+                for file_name in file_names:
+                    _fsync(Path(folder) / file_name)
+                _fsync(Path(folder))
+            _take_place(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def atomic_write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file's content in one step.
+
+    Raises:
+        OutputError: the disk is full or refuses the write; the earlier content stays.
+    """
+    temporary = _sibling(path, TEMPORARY)
+    with _explaining(path):
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _fsync(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def atomic_write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file's content in one step. NaN and infinity, which JSON lacks, are a ``ValueError``."""
+    text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
+    atomic_write_bytes(path, text.encode() + b"\n")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that an interruption leaves no part of it under its own name."""
+    old = _sibling(folder, OLD)
+    folder.rename(old)
+    _fsync(folder.parent)
+    shutil.rmtree(old)
+
+
+def sweep_leftovers(parent: Path) -> None:
+    """Remove what a killed process left in a folder that nobody else writes to."""
+    for path in parent.glob(".*"):
+        if TEMPORARY in path.name or OLD in path.name:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _take_place(temporary: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        temporary.rename(target)
+        _fsync(target.parent)
+        return
+    old = _sibling(target, OLD)
+    target.rename(old)
+    try:
+        temporary.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    _fsync(target.parent)
+    if old.is_dir() and not old.is_symlink():
+        shutil.rmtree(old)
+    else:
+        old.unlink()
+
+
+def _sibling(path: Path, kind: str) -> Path:
+    return path.parent / f".{path.name}{kind}{secrets.token_hex(4)}"
+
+
+def _fsync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows has no fsync of folders
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explaining(target: Path) -> Iterator[None]:
+    """Turn a failed write into a message that says what is left."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+        free = "unknown"
+        with contextlib.suppress(OSError):
+            free = f"{shutil.disk_usage(target.parent).free} bytes free"
+        raise OutputError(
+            f"Cannot save {target}: {error.strerror or error} ({free}). Nothing half-written is left and what was "
+            f"saved earlier is intact. {'Free some disk space' if full else 'Check the folder and its permissions'}."
+        ) from error
