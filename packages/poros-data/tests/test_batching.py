@@ -196,3 +196,11 @@ def test_a_real_end_token_is_trained_where_it_is_also_the_padding(write, make_to
         length = len(row.input_ids)
         assert labels[length - 1] == ids[length - 1] == tokenizer.eos_token_id
         assert (labels[length:] == -100).all()
+
+
+def test_a_plan_is_what_the_engine_reads():
+    from poros.interfaces import MicroBatch, StepSource
+
+    steps = plan(ROWS_23)
+    assert isinstance(steps, StepSource)
+    assert all(isinstance(batch, MicroBatch) for batch in steps.step(0))

@@ -124,3 +124,10 @@ def test_a_changed_tokenizer_changes_the_fingerprint(write, make_tokenizer):
 def test_a_bad_setting_is_named(write, tokenizer, setting):
     with pytest.raises(DataError, match="Bad setting `"):
         load_dataset(write(CHAT), tokenizer, **setting)
+
+
+def test_the_summary_says_what_was_used(write, tokenizer):
+    lines = load_dataset(write(CHAT, ALPACA, ONLY_USER), tokenizer, max_length=128).report.lines()
+    assert lines[0].endswith("data.jsonl: 2 of 3 rows used (2 messages, 1 alpaca)")
+    assert "4 of " in lines[1]
+    assert lines[1].endswith("row 0 ends with '<|im_end|>'")

@@ -46,6 +46,7 @@ def turns(*contents: str) -> list[dict[str, str]]:
         ({"instruction": "Add", "output": "3", "text": "###"}, "alpaca", ChatExample(turns("Add", "3"))),
         ({"prompt": "1+1=", "completion": "2"}, "prompt-completion", TextExample("1+1=", "2")),
         ({"text": "once", "meta": {}}, "text", TextExample("", "once")),
+        ({"messages": None, "text": "once"}, "text", TextExample("", "once")),
     ],
 )
 def test_a_row_is_read_in_its_format_and_extra_columns_are_ignored(row, schema, example):
@@ -103,11 +104,13 @@ def test_the_nearest_format_is_the_one_with_the_fewest_changes(row, nearest):
     ("row", "said"),
     [
         ({"text": None}, "`text`: expected a string, got null"),
-        ({"text": 3}, "`text`: expected a string, got int 3"),
-        ({"instruction": "a", "output": ["b"]}, "`output`: expected a string, got list ['b']"),
-        ({"messages": "hi"}, "`messages`: expected a list of turns, got str 'hi'"),
-        ({"messages": []}, "`messages`: expected at least one turn, got an empty list"),
-        ({"messages": ["hi"]}, "`messages[0]`: expected an object, got str 'hi'"),
+        ({"text": 3}, "`text`: expected a string, got a number: 3"),
+        ({"instruction": "a", "output": ["b"]}, "`output`: expected a string, got an array: ['b']"),
+        ({"messages": None}, "`messages`: expected an array of turns, got null"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "expected text parts only, got a string: 'hi'"),
+        ({"messages": "hi"}, "`messages`: expected an array of turns, got a string: 'hi'"),
+        ({"messages": []}, "`messages`: expected at least one turn, got an empty array"),
+        ({"messages": ["hi"]}, "`messages[0]`: expected an object, got a string: 'hi'"),
         ({"messages": [{"content": "a"}]}, "`messages[0].role`: expected a string, got null"),
         ({"messages": [{"role": "user"}]}, "`messages[0].content`: expected a string, got null"),
         ({"messages": [{"role": "human", "content": "a"}]}, "got 'human' (mixed.jsonl:4). Write `user`."),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "StepPlan", "eval_batches", "padding_id"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: the engine's protocol declares plain attributes
 class Batch:
     """Rows that go through the model together, right-padded to one length.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DataError", "explain"]
+__all__ = ["DataError", "explain", "json_type"]
 
 
 class DataError(ValueError):
@@ -22,3 +22,18 @@ def explain(
     if next_step:
         message += " " + next_step.rstrip(".") + "."
     return message
+
+
+def json_type(value: object) -> str:
+    """Return what JSON calls a value that `json.loads` made."""
+    if value is None:
+        return "null"
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+        dict: "an object",
+    }
+    return names[type(value)]

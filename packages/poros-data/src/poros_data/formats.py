@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from poros_data.errors import json_type
+
 __all__ = [
     "ChatExample",
     "Example",
@@ -54,9 +56,13 @@ class RowError(Exception):
         self.what, self.expected, self.got, self.next_step = what, expected, got, next_step
 
 
+def _shown(value: object) -> str:
+    return json_type(value) if value is None else f"{json_type(value)}: {value!r:.40}"
+
+
 def _string(value: object, what: str) -> str:
     if not isinstance(value, str):
-        raise RowError(what, "a string", "null" if value is None else f"{type(value).__name__} {value!r:.40}")
+        raise RowError(what, "a string", _shown(value))
     return value
 
 
@@ -71,22 +77,20 @@ def _content(value: object, what: str) -> str:
     parts = []
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RowError(
-                what, "text parts only", f"a part of type {kind!r}", "Remove images, audio and files"
-            )
+            got = f"a part of type {part.get('type')!r}" if isinstance(part, dict) else _shown(part)
+            raise RowError(what, "text parts only", got, "Remove images, audio and files")
         parts.append(_string(part.get("text"), f"{what}, text part"))
     return "".join(parts)
 
 
 def _turns(value: object, column: str) -> list[Mapping[str, Any]]:
     if not isinstance(value, list):
-        raise RowError(f"`{column}`", "a list of turns", f"{type(value).__name__} {value!r:.40}")
+        raise RowError(f"`{column}`", "an array of turns", _shown(value))
     if not value:
-        raise RowError(f"`{column}`", "at least one turn", "an empty list")
+        raise RowError(f"`{column}`", "at least one turn", "an empty array")
     for index, turn in enumerate(value):
         if not isinstance(turn, dict):
-            raise RowError(f"`{column}[{index}]`", "an object", f"{type(turn).__name__} {turn!r:.40}")
+            raise RowError(f"`{column}[{index}]`", "an object", _shown(turn))
     return value
 
 

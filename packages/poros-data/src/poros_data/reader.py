@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from poros_data.errors import DataError, explain
+from poros_data.errors import DataError, explain, json_type
 
 __all__ = ["Digest", "Record", "read_jsonl"]
 
@@ -180,7 +180,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
         )
     if not isinstance(value, dict):
         raise _BadLineError(
-            f"the line holds a {type(value).__name__}", _column(text), "Write one JSON object per line"
+            f"the line holds {json_type(value)}", _column(text), "Write one JSON object per line"
         )
     _refuse_lone_surrogates(text, value)
     return value
@@ -232,7 +232,7 @@ def _advice(text: str, error: json.JSONDecodeError) -> str:
         return "Escape control characters inside strings (a line break is `\\n`)"
     if error.msg.startswith("Unterminated string"):
         return "A line break inside a string is written `\\n`"
-    if error.pos >= len(text.rstrip()):
+    if start and error.pos >= len(text.rstrip()):
         return "The object goes on after the line's end. Write each object on one line: `jq -c . FILE`"
     if not start.startswith("{"):
         return "Write one JSON object per line; CSV and plain text are not JSON Lines"

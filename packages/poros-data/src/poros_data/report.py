@@ -46,9 +46,10 @@ class DataReport:
     def lines(self) -> list[str]:
         """Return the summary as lines of text, warnings last."""
         formats = ", ".join(f"{count} {name}" for name, count in self.schemas.items())
+        num_read = sum(self.schemas.values())
         share = 100 * self.supervised_tokens / self.total_tokens
         lines = [
-            f"{self.path}: {self.num_rows} rows ({formats} read)",
+            f"{self.path}: {self.num_rows} of {num_read} rows used ({formats})",
             f"{self.supervised_tokens} of {self.total_tokens} tokens are supervised ({share:.1f} %), "
             f"the longest row has {self.longest_tokens}, row 0 ends with {self.last_supervised_token!r}",
         ]

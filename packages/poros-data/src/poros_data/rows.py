@@ -31,7 +31,7 @@ class Row:
     @property
     def num_supervised(self) -> int:
         """Supervised tokens of the row."""
-        return sum(label != IGNORED for label in self.labels)
+        return len(self.labels) - self.labels.count(IGNORED)
 
 
 def digest_rows(rows: Iterable[Row]) -> str:
@@ -39,6 +39,6 @@ def digest_rows(rows: Iterable[Row]) -> str:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(len(row.input_ids).to_bytes(8, "little"))
-        digest.update(array("q", row.input_ids).tobytes())
-        digest.update(array("q", row.labels).tobytes())
+        digest.update(array("i", row.input_ids).tobytes())
+        digest.update(array("i", row.labels).tobytes())
     return digest.hexdigest()

@@ -54,7 +54,7 @@ SYNONYMS = {
 def parse_row(row: Mapping[str, Any], *, where: str) -> tuple[str, Example]:
     """Return the name of the row's format and its example.
 
-    The first format of `SCHEMAS` whose required columns are all there is taken; other columns are ignored.
+    The first format of `SCHEMAS` whose required columns all have a value is taken; other columns are ignored.
 
     Args:
         row: one JSON object.
@@ -64,29 +64,32 @@ def parse_row(row: Mapping[str, Any], *, where: str) -> tuple[str, Example]:
         DataError: no format fits (the keys seen, the formats and the nearest one are named), or a value of
             the format has the wrong type.
     """
-    for schema in SCHEMAS:
-        if all(column in row for column in schema.required):
-            try:
-                return schema.name, schema.parse(row)
-            except RowError as error:
-                raise DataError(
-                    explain(
-                        f"Bad row in the `{schema.name}` format: {error.what}",
-                        expected=error.expected,
-                        got=error.got,
-                        where=where,
-                        next_step=error.next_step,
-                    )
-                ) from None
-    raise DataError(
-        explain(
-            "Unknown row format",
-            expected=" | ".join("+".join(schema.required) for schema in SCHEMAS),
-            got=f"the keys {list(row)}",
-            where=where,
-            next_step=_nearest(row),
+    fitting = [schema for schema in SCHEMAS if all(column in row for column in schema.required)]
+    if not fitting:
+        raise DataError(
+            explain(
+                "Unknown row format",
+                expected=" | ".join("+".join(schema.required) for schema in SCHEMAS),
+                got=f"the keys {list(row)}",
+                where=where,
+                next_step=_nearest(row),
+            )
         )
-    )
+    # Files that were written from a table have every column in every row, null where it does not apply.
+    filled = [schema for schema in fitting if all(row[column] is not None for column in schema.required)]
+    schema = (filled or fitting)[0]
+    try:
+        return schema.name, schema.parse(row)
+    except RowError as error:
+        raise DataError(
+            explain(
+                f"Bad row in the `{schema.name}` format: {error.what}",
+                expected=error.expected,
+                got=error.got,
+                where=where,
+                next_step=error.next_step,
+            )
+        ) from None
 
 
 def _nearest(row: Mapping[str, Any]) -> str:
