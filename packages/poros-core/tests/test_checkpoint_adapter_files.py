@@ -108,6 +108,7 @@ def test_verification_counts_modules_and_bytes(tmp_path: Path, options: dict[str
     folder = saved(tmp_path / "adapter", lora_config)
     report = verify_adapter(folder, base)
     expected = len(tensors_for(lora_config))
+    assert report.base_class == "Qwen2ForCausalLM"
     assert report.num_tensors == expected == 2 * report.num_modules
     assert report.num_bytes == (folder / "adapter_model.safetensors").stat().st_size
 

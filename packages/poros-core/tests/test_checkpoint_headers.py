@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from poros.checkpoint.headers import MAX_HEADER_BYTES, read_header
 from poros.errors import CheckpointError
+
+NUM_MUTATIONS = 500
 
 
 def raw_file(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -117,11 +121,12 @@ def test_a_header_longer_than_the_file_is_truncation(tmp_path: Path) -> None:
     ("header", "message"),
     [
         (b'{"w": }', r"m\.safetensors:1:7"),
-        (b"\xff\xfe{}", "not UTF-8"),
-        (b"[" * 200_000, "JSON"),
+        (b'{"\xff', "not UTF-8"),
+        (b'{"w": ' + b"[" * 200_000, "JSON"),
         (b'{"w": ' + b"9" * 5000 + b"}", "JSON"),
         (b'{"w": 1, "w": 2}', "the key `w` twice"),
-        (b"[]", "JSON object"),
+        (b"[]", "begins with `{`"),
+        (b" {}", "begins with `{`"),
         ({"__metadata__": {"a": 1}}, "__metadata__"),
         ({"w": 3}, "tensor `w`"),
         ({"w": {"dtype": "F32", "shape": [1]}}, "data_offsets"),
@@ -152,3 +157,24 @@ def test_a_missing_file_a_folder_and_a_dangling_link_are_told_apart(tmp_path: Pa
     for name, got in (("none", "no such file"), ("folder", "a folder"), ("link", "a dangling link")):
         with pytest.raises(CheckpointError, match=got):
             read_header(tmp_path / name)
+
+
+def test_a_flipped_byte_is_refused_or_read_as_the_reference_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, dtype=torch.int16)}, path)
+    good = path.read_bytes()
+    header_end = 8 + struct.unpack("<Q", good[:8])[0]
+    generator = random.Random(0)
+    accepted = 0
+    for _ in range(NUM_MUTATIONS):
+        position = generator.randrange(header_end)
+        path.write_bytes(good[:position] + bytes([generator.randrange(256)]) + good[position + 1 :])
+        try:
+            header = read_header(path)
+        except CheckpointError:
+            continue
+        accepted += 1
+        with safe_open(path, "pt") as file:
+            assert set(file.keys()) == set(header.tensors)
+            assert all(tuple(file.get_slice(n).get_shape()) == e.shape for n, e in header.tensors.items())
+    assert 0 < accepted < NUM_MUTATIONS

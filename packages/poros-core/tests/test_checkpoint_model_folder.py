@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import errors
+from safetensors.torch import save_file
 
-from poros.checkpoint import load_config, resolve_model, transformers_knows
+from poros.checkpoint import SafetensorsSource, load_config, resolve_model, transformers_knows
 from poros.errors import ArchitectureError, CheckpointError, UserError
 
 QWEN2 = {
@@ -75,6 +78,25 @@ def test_a_missing_path_never_reaches_the_network(
         with pytest.raises(CheckpointError, match=r"no such folder.*nothing was looked up on the network"):
             resolve_model(model)
     assert hub == []
+
+
+def test_a_path_that_the_system_refuses_is_a_users_error(hub: list[Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"File name too long"):
+        resolve_model("a" * 5000)
+    assert hub == []
+
+
+def test_a_local_model_is_read_without_any_look_at_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: calls.append(names))
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: calls.append(address))
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    folder = resolve_model(str(write_config(tmp_path, QWEN2)))
+    load_config(folder)
+    SafetensorsSource(folder)
+    assert calls == []
 
 
 def test_a_file_is_refused(tmp_path: Path, hub: list[Any]) -> None:

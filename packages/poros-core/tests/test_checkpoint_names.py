@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from poros.checkpoint import check_names, check_shapes
+from poros.checkpoint import MappedSource, check_names
 from poros.errors import CheckpointError
+from poros.interfaces import TensorSource
 
 EXPECTED = (
     "model.embed_tokens.weight",
@@ -129,8 +130,19 @@ def test_a_head_without_tying_is_unknown() -> None:
         check_names(Source(EXPECTED), EXPECTED[:-1])
 
 
-def test_a_shape_that_the_config_does_not_give_is_named() -> None:
-    source = Source({"a": torch.zeros(2, 3)})
-    check_shapes(source, {"a": "a"}, {"a": (2, 3)})
-    with pytest.raises(CheckpointError, match=r"shape \(3, 2\).*shape \(2, 3\).*tensor `a`"):
-        check_shapes(source, {"a": "a"}, {"a": torch.Size((3, 2))})
+def test_a_mapped_source_speaks_the_models_names() -> None:
+    tensors = {"language_model." + name: torch.randn(2, index + 1) for index, name in enumerate(EXPECTED)}
+    source = Source(tensors)
+    mapped: TensorSource = MappedSource(source, check_names(source, EXPECTED))
+    assert mapped.names() == EXPECTED
+    assert mapped.fingerprint == source.fingerprint
+    for name in EXPECTED:
+        assert mapped.shape(name) == source.shape("language_model." + name)
+        assert torch.equal(mapped.load(name, torch.device("cpu")), tensors["language_model." + name])
+
+
+def test_a_mapped_source_hides_the_files_other_tensors() -> None:
+    source = Source([*EXPECTED, "mtp.x"])
+    mapped = MappedSource(source, check_names(source, EXPECTED, ignored=["mtp.x"]))
+    with pytest.raises(CheckpointError, match=r"`mtp\.x`"):
+        mapped.shape("mtp.x")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -166,3 +169,67 @@ def test_a_folder_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
         (folder / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"Not a run checkpoint"):
         load_run_state(tmp_path / "x")
+
+
+KILLED = """
+import os, shutil, sys, warnings
+from pathlib import Path
+import torch
+from poros.checkpoint import load_run_state, newest_complete, prune, save_run_state
+
+warnings.simplefilter("ignore")  # fork in a process with threads: the child only writes files and exits
+root = Path(sys.argv[1])
+EVENTS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "open"}
+
+
+def cycle(folder):
+    save_run_state(folder, 4, {"w": torch.full((4,), 40.0)}, {})  # replaces the one that is there
+    save_run_state(folder, 5, {"w": torch.full((4,), 5.0)}, {})
+    prune(folder, 1)
+
+
+point = 0
+while True:
+    folder = root / str(point)
+    save_run_state(folder, 4, {"w": torch.full((4,), 4.0)}, {})
+    pid = os.fork()
+    if pid == 0:
+        left = point
+
+        def kill(event, arguments):
+            global left
+            if event in EVENTS:
+                if left == 0:
+                    os.kill(os.getpid(), 9)
+                left -= 1
+
+        sys.addaudithook(kill)
+        cycle(folder)
+        os._exit(0)
+    killed = os.waitpid(pid, 0)[1] != 0
+    path, skipped = newest_complete(folder)
+    assert path is not None and not skipped, (point, path, skipped)
+    state = load_run_state(path)
+    assert state.tensors["w"].tolist() in ([4.0] * 4, [40.0] * 4, [5.0] * 4), (point, state)
+    if killed:
+        cycle(folder)  # the next run goes on and cleans up
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000005"], point
+    shutil.rmtree(folder)
+    if not killed:
+        break
+    point += 1
+print(point)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has neither fork nor SIGKILL")
+def test_a_kill_at_any_point_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 20
+
+
+def test_a_checkpoint_that_a_kill_moved_aside_is_found(tmp_path: Path) -> None:
+    path = save_run_state(tmp_path, 4, tensors(), META)
+    path.rename(path.parent / ".step-000004.old-0a1b")
+    assert newest_complete(tmp_path) == (path, [])

@@ -8,7 +8,7 @@ from poros.checkpoint.atomic import atomic_folder, atomic_write_bytes, atomic_wr
 from poros.checkpoint.config import load_config, transformers_knows, unknown_type_error
 from poros.checkpoint.headers import FileHeader, TensorEntry, read_header
 from poros.checkpoint.model_folder import resolve_model
-from poros.checkpoint.names import check_names, check_shapes
+from poros.checkpoint.names import MappedSource, check_names
 from poros.checkpoint.output_folder import check_free_space, prepare_output_folder
 from poros.checkpoint.run_state import RunState, load_run_state, newest_complete, prune, save_run_state
 from poros.checkpoint.source import SafetensorsSource
@@ -16,6 +16,7 @@ from poros.checkpoint.source import SafetensorsSource
 __all__ = [
     "AdapterReport",
     "FileHeader",
+    "MappedSource",
     "RunState",
     "SafetensorsSource",
     "TensorEntry",
@@ -24,7 +25,6 @@ __all__ = [
     "atomic_write_json",
     "check_free_space",
     "check_names",
-    "check_shapes",
     "load_adapter",
     "load_config",
     "load_run_state",

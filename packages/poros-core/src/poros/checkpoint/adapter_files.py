@@ -36,8 +36,9 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterReport:
-    """What a verified adapter folder holds."""
+    """What a verified adapter folder holds, and the model class that its keys match."""
 
+    base_class: str
     num_modules: int
     num_tensors: int
     num_bytes: int
@@ -159,6 +160,7 @@ def verify_adapter(
     if require_nonzero and not any(tensor.any() for name, tensor in tensors.items() if ".lora_B." in name):
         raise _unusable(folder, "a non-zero `lora_B`", "only zeros: the adapter has no effect")
     return AdapterReport(
+        base_class=type(model.get_base_model()).__name__,
         num_modules=num_modules,
         num_tensors=len(tensors),
         num_bytes=(folder / WEIGHTS_FILE).stat().st_size,

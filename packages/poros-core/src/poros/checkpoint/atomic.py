@@ -19,18 +19,26 @@ from typing import Any
 from poros.checkpoint.manifest import write_manifest
 from poros.errors import OutputError, explain
 
-__all__ = ["atomic_folder", "atomic_write_bytes", "atomic_write_json", "remove_folder", "sweep_leftovers"]
+__all__ = [
+    "atomic_folder",
+    "atomic_write_bytes",
+    "atomic_write_json",
+    "remove_folder",
+    "restore_interrupted",
+    "sweep_leftovers",
+]
 
-# A temporary sibling of `name` is `.name.tmp-<random>`; content that is about to go is `.name.old-<random>`.
-TEMPORARY, OLD = ".tmp-", ".old-"
+# What lies beside `name`: `.name.tmp-<random>` is being filled, `.name.old-<random>` is being replaced and
+# `.name.gone-<random>` is being removed.
+TEMPORARY, OLD, GONE = ".tmp-", ".old-", ".gone-"
 
 
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; on success it becomes ``target`` with a manifest, on failure it vanishes.
 
-    When an existing folder is replaced, it is moved aside first and removed last: at any moment either the old or the
-    new one is complete on the disk.
+    When an existing folder is replaced, it is moved aside first and removed last. A process that is killed between
+    the two renames leaves it there: `restore_interrupted`, which also runs here, puts it back.
 
     Args:
         target: where the folder will appear; its parent is created if needed.
@@ -39,6 +47,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: ``target`` exists and ``overwrite`` is false, or the disk is full or refuses the write.
     """
+    restore_interrupted(target.parent)
     if os.path.lexists(target) and not overwrite:
         raise OutputError(
             explain("Cannot save", expected="a new folder", got="one that exists", where=str(target))
@@ -88,16 +97,25 @@ def atomic_write_json(path: Path, value: Any) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder so that an interruption leaves no part of it under its own name."""
-    old = _sibling(folder, OLD)
-    folder.rename(old)
+    gone = _sibling(folder, GONE)
+    folder.rename(gone)
     _fsync(folder.parent)
-    shutil.rmtree(old)
+    shutil.rmtree(gone)
+
+
+def restore_interrupted(parent: Path) -> None:
+    """Put back what a killed process had moved aside and not yet replaced."""
+    for path in parent.glob(f".*{OLD}*"):
+        target = parent / path.name[1:].rpartition(OLD)[0]
+        if not os.path.lexists(target):
+            path.rename(target)
 
 
 def sweep_leftovers(parent: Path) -> None:
     """Remove what a killed process left in a folder that nobody else writes to."""
+    restore_interrupted(parent)
     for path in parent.glob(".*"):
-        if TEMPORARY in path.name or OLD in path.name:
+        if any(kind in path.name for kind in (TEMPORARY, OLD, GONE)):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

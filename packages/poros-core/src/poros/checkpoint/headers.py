@@ -107,9 +107,9 @@ def read_header(path: Path) -> FileHeader:
         The header only, at most 100 MB whatever length the file claims.
     """
     num_bytes, raw = _read_raw(path)
+    if not raw.startswith(b"{"):
+        raise _malformed(path, "a header that begins with `{`", repr(raw[:16]))
     content = parse_json(raw, f"the header of {path}")
-    if not isinstance(content, dict):
-        raise _malformed(path, "a JSON object as header", type(content).__name__)
     metadata = content.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _malformed(path, "`__metadata__` to map strings to strings", repr(metadata)[:80])

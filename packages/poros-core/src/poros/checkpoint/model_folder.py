@@ -33,9 +33,15 @@ def resolve_model(model: str) -> Path:
             not exist, its licence was not accepted, nobody is logged in, or the hub is out of reach.
     """
     path = Path(model).expanduser()
-    if model and path.is_dir():
+    try:
+        is_folder, exists = path.is_dir() and bool(model), path.exists() and bool(model)
+    except OSError as error:  # a parent that may not be entered, a name that is too long
+        raise CheckpointError(
+            explain("Cannot read a model", expected="a folder", got=error.strerror or error, where=model)
+        ) from error
+    if is_folder:
         return path
-    if model and path.exists():
+    if exists:
         raise CheckpointError(
             explain(
                 "Cannot read a model",

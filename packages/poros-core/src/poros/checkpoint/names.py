@@ -15,7 +15,7 @@ import torch
 from poros.errors import CheckpointError, explain
 from poros.interfaces import TensorSource
 
-__all__ = ["KNOWN_HARMLESS", "check_names", "check_shapes"]
+__all__ = ["KNOWN_HARMLESS", "MappedSource", "check_names"]
 
 # Buffers that older saves wrote and that every model computes by itself.
 KNOWN_HARMLESS = (r"(.*\.)?rotary_emb\.inv_freq",)
@@ -86,27 +86,37 @@ def check_names(
     return names
 
 
-def check_shapes(source: TensorSource, names: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check that each parameter's file tensor has the parameter's shape.
+class MappedSource:
+    """A `TensorSource` under the model's own names; names that are not mapped are not there.
 
     Args:
+        source: the files' tensors.
         names: parameter -> file tensor, from `check_names`.
-        shapes: parameter -> shape that the config gives it.
-
-    Raises:
-        CheckpointError: naming the first parameter whose shapes differ.
     """
-    for name, file_name in names.items():
-        if source.shape(file_name) != tuple(shapes[name]):
+
+    def __init__(self, source: TensorSource, names: Mapping[str, str]) -> None:
+        self.fingerprint = source.fingerprint
+        self._source = source
+        self._names = names
+
+    def names(self) -> Sequence[str]:
+        """Return every parameter's name."""
+        return tuple(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape without reading its data."""
+        return self._source.shape(self._file_name(name))
+
+    def load(self, name: str, device: torch.device) -> torch.Tensor:
+        """Read one tensor to ``device`` in its stored dtype. Raises `CheckpointError` if it is absent."""
+        return self._source.load(self._file_name(name), device)
+
+    def _file_name(self, name: str) -> str:
+        if name not in self._names:
             raise CheckpointError(
-                explain(
-                    "Config and weights disagree",
-                    expected=f"shape {tuple(shapes[name])}, from the config",
-                    got=f"shape {source.shape(file_name)}",
-                    where=f"tensor `{file_name}`",
-                    next_step="config.json and the weights come from different models",
-                )
+                explain("A tensor is missing", expected="a parameter that was checked", got=f"`{name}`")
             )
+        return self._names[name]
 
 
 def _reject_missing(source: TensorSource, names: Mapping[str, str]) -> None:

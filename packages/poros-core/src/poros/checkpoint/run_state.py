@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from poros.checkpoint.atomic import atomic_folder, atomic_write_json, remove_folder, sweep_leftovers
+from poros.checkpoint.atomic import (
+    atomic_folder,
+    atomic_write_json,
+    remove_folder,
+    restore_interrupted,
+    sweep_leftovers,
+)
 from poros.checkpoint.json_files import read_json_object
 from poros.checkpoint.manifest import check_manifest
 from poros.checkpoint.tensor_file import check_finite, load_tensors, save_tensors
@@ -113,9 +119,10 @@ def prune(run_folder: Path, keep: int) -> list[Path]:
 
 
 def _step_folders(run_folder: Path) -> list[Path]:
-    """Return the folders of steps, newest first."""
+    """Return the folders of steps, newest first, one that a killed save had moved aside included."""
     parent = run_folder / CHECKPOINTS_FOLDER
     if not parent.is_dir():
         return []
+    restore_interrupted(parent)
     steps = {int(match[1]): path for path in parent.iterdir() if (match := STEP_FOLDER.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps, reverse=True)]
