@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from poros.checkpoint import MappedSource, check_names
+from poros.checkpoint import MappedSource, SafetensorsSource, check_names
 from poros.errors import CheckpointError
 from poros.interfaces import TensorSource
 
@@ -146,3 +148,25 @@ def test_a_mapped_source_hides_the_files_other_tensors() -> None:
     mapped = MappedSource(source, check_names(source, EXPECTED, ignored=["mtp.x"]))
     with pytest.raises(CheckpointError, match=r"`mtp\.x`"):
         mapped.shape("mtp.x")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shard_size", ["1GB", "1KB"])
+def test_what_transformers_saves_feeds_every_parameter(tmp_path: Path, tied: bool, shard_size: str) -> None:
+    config = Qwen2Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config)
+    model.save_pretrained(tmp_path, max_shard_size=shard_size)
+    state = {name: t for name, t in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    source = SafetensorsSource(tmp_path)
+    mapped = MappedSource(source, check_names(source, state, tied=TIED if tied else None))
+    for name, tensor in state.items():
+        assert torch.equal(mapped.load(name, torch.device("cpu")), tensor)
