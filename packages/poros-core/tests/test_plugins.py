@@ -120,14 +120,14 @@ def test_two_plugins_cannot_serve_one_model_type(install: Callable[..., None]) -
         (n, f"dist-{n}", module(n, poros_register_architectures=returning([architecture(n, "shared")])))
         for n in "ab"
     ]
-    with pytest.raises(PluginError, match="model type `shared`: `dist-[ab]` and `dist-[ab]`"):
+    with pytest.raises(PluginError, match=r"model type `shared`: `dist-[ab]` and `dist-[ab]`"):
         load_registry(extra)
 
 
 def test_a_misspelt_hook_names_the_distribution_and_the_known_hooks(install: Callable[..., None]) -> None:
     plugin = module("typo", poros_register_architecture=returning([]))
     with pytest.raises(
-        PluginError, match="distribution `dist-typo` misspells a hook.*poros_register_archi"
+        PluginError, match=r"distribution `dist-typo` misspells a hook.*poros_register_archi"
     ) as e:
         load_registry([("typo", "dist-typo", plugin)])
     assert all(hook in str(e.value) for hook in HOOKS)
@@ -153,7 +153,7 @@ def test_a_hook_that_raises_names_the_distribution(install: Callable[..., None])
     def broken() -> list[Any]:
         raise RuntimeError("no luck")
 
-    with pytest.raises(PluginError, match="of distribution `dist-x` failed: .*RuntimeError: no luck"):
+    with pytest.raises(PluginError, match=r"of distribution `dist-x` failed: .*RuntimeError: no luck"):
         load_registry([("x", "dist-x", module("x", poros_register_weight_formats=broken))])
 
 

@@ -1,1 +1,19 @@
-"""Plugin module."""
+"""The plugin that registers the built-in commands, through the same door as anybody else's."""
+
+from __future__ import annotations
+
+import click
+
+from poros.hookspecs import hookimpl
+from poros_cli.commands.check import check
+from poros_cli.commands.doctor import doctor
+from poros_cli.commands.quickstart import quickstart
+from poros_cli.commands.train import train
+
+__all__ = ["poros_register_commands"]
+
+
+@hookimpl
+def poros_register_commands() -> list[click.Command]:
+    """Return the built-in commands."""
+    return [check, doctor, quickstart, train]

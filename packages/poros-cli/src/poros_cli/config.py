@@ -1,0 +1,125 @@
+"""The settings of `poros train`: what a config file, `--set` and flags may say, and the rules between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from poros.errors import ConfigError, FormatError, explain
+from poros.plugins import Registered
+from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
+
+__all__ = ["RunConfig", "check_quantization"]
+
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+POSITIVE = (
+    "max_steps",
+    "epochs",
+    "micro_batch_size",
+    "micro_batches",
+    "max_length",
+    "save_every",
+    "eval_every",
+    "keep_checkpoints",
+)
+# Named because it is the first thing that people coming from bitsandbytes ask for.
+INT8_REASON = (
+    "bitsandbytes' int8 product picks outlier columns from the activations of the whole batch, so a row's result "
+    "depends on the rows beside it and no gate can promise equal bits"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Everything that `poros train` is told.
+
+    Attributes:
+        model: local folder or hub id of the base model.
+        data: training rows, JSONL.
+        output: folder for checkpoints, metrics and the final adapter.
+        eval_data: held-out rows, JSONL.
+        quantization: weight format of the frozen linear layers.
+        device: ``auto`` (a CUDA device if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        seed: adapter initialization, order of rows and dropout follow from it.
+        max_steps: optimizer steps at most.
+        epochs: passes over the data at most.
+        micro_batch_size: rows that go through the model together.
+        micro_batches: micro-batches per optimizer step.
+        max_length: tokens per row at most.
+        save_every, eval_every: optimizer steps between checkpoints and evaluations; None is only at the end.
+        keep_checkpoints: newest checkpoints that are kept.
+        resume: go on from the newest complete checkpoint in ``output``.
+        overwrite: empty a used ``output`` first.
+        cache_dir: folder for quantized stores; None is a folder under the user's cache.
+    """
+
+    model: str
+    data: str
+    output: str
+    eval_data: str | None = None
+    quantization: str = "nf4"
+    device: str = "auto"
+    seed: int = 0
+    max_steps: int | None = None
+    epochs: int = 1
+    micro_batch_size: int = 1
+    micro_batches: int = 8
+    max_length: int = 1024
+    save_every: int | None = None
+    eval_every: int | None = None
+    keep_checkpoints: int = 2
+    resume: bool = False
+    overwrite: bool = False
+    cache_dir: str | None = None
+    lora: LoraSettings = field(default_factory=LoraSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    numerics: Numerics = field(default_factory=Numerics)
+    plan: Plan = field(default_factory=Plan)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "data", "output"):
+            if not getattr(self, name).strip():
+                raise ConfigError(explain(f"Bad setting `{name}`", expected="a path or name", got="nothing"))
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(explain(f"Bad setting `{name}`", expected="a positive integer", got=value))
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(explain("Bad setting `seed`", expected="0 .. 2**63 - 1", got=self.seed))
+        if not DEVICE.fullmatch(self.device):
+            expected = "auto, cpu, cuda or cuda:N"
+            raise ConfigError(explain("Bad setting `device`", expected=expected, got=repr(self.device)))
+        if self.resume and self.overwrite:
+            message = explain(
+                "Bad settings `resume` and `overwrite`",
+                expected="at most one of them",
+                got="both",
+                next_step="Keep `resume` to go on, or `overwrite` to start anew",
+            )
+            raise ConfigError(message)
+        if self.eval_every is not None and self.eval_data is None:
+            message = explain(
+                "Bad setting `eval_every`",
+                expected="`eval_data` beside it",
+                got="none",
+                next_step="Name held-out rows in `eval_data`, or remove `eval_every`",
+            )
+            raise ConfigError(message)
+
+
+def check_quantization(name: str, formats: Mapping[str, Registered[object]]) -> None:
+    """Raise `FormatError` unless a loaded plugin registers the weight format ``name``.
+
+    Args:
+        name: value of the setting ``quantization``.
+        formats: `poros.plugins.Registry.weight_formats`.
+    """
+    if name in formats:
+        return
+    offered = ", ".join(sorted(formats)) or "none (install one: `uv add poros-quant`)"
+    if name.lower() in ("int8", "8bit", "8-bit", "load_in_8bit"):
+        raise FormatError(
+            f"Bad setting `quantization`: `{name}` is not offered: {INT8_REASON}. Offered: {offered}."
+        )
+    raise FormatError(explain("Bad setting `quantization`", expected=offered, got=repr(name)))

@@ -1,0 +1,58 @@
+"""Choosing the one device of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from poros.errors import DeviceError, UserError, explain
+
+__all__ = ["describe_device", "refuse_many_processes", "resolve_device"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; CUDA devices carry their index.
+
+    Raises:
+        DeviceError: a CUDA device was asked for and torch has none of that index.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        why = (
+            "this torch is built without CUDA" if torch.version.cuda is None else "no usable driver or device"
+        )
+        message = explain(
+            f"Cannot use device `{name}`",
+            expected="a CUDA device",
+            got=f"none ({why})",
+            next_step="Run `poros doctor`, or use `--device cpu`",
+        )
+        raise DeviceError(message)
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= count:
+        raise DeviceError(
+            explain(f"Cannot use device `{name}`", expected=f"an index below {count}", got=index)
+        )
+    return torch.device("cuda", index)
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device's name and index for people."""
+    return f"{torch.cuda.get_device_name(device)} ({device})" if device.type == "cuda" else "CPU"
+
+
+def refuse_many_processes(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `UserError` if a launcher started several processes: each would train the same adapter on its own."""
+    world_size = environment.get("WORLD_SIZE", "1").strip() or "1"
+    if world_size != "1":
+        raise UserError(
+            f"Poros trains in one process on one device, but `WORLD_SIZE` is {world_size}: start `poros train` without "
+            "torchrun, accelerate or another launcher, and choose the device with `--device cuda:N`."
+        )

@@ -1,0 +1,129 @@
+"""The ``poros`` command: a click group made from the registry, and how errors reach the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from poros.plugins import Registry
+
+__all__ = ["Poros", "build_group", "main", "run"]
+
+DEBUG_VARIABLE = "POROS_DEBUG"
+EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
+
+EPILOG = """\b
+Start here:
+  poros doctor                        what this machine can do
+  poros check Qwen/Qwen2.5-7B         whether a model fits, before loading it
+  poros quickstart --output runs/qs   a small real run from end to end
+  poros train config.yaml             train a LoRA adapter
+
+\b
+Exit codes: 0 done, 1 failed, 2 your input or environment, 3 cannot compare, 130 interrupted after a clean save.
+POROS_PLUGINS=a,b loads only these plugins; POROS_DEBUG=1 shows tracebacks.
+"""
+
+
+class Poros(click.Group):
+    """The top-level group; an unknown command says whether ``POROS_PLUGINS`` may be why."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if limited := os.environ.get("POROS_PLUGINS"):
+                error.message += (
+                    f" `POROS_PLUGINS={limited}` limits the plugins; built-in commands need `cli` in it."
+                )
+            raise
+
+
+def main() -> None:
+    """Run ``poros`` with the process's arguments and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run ``poros`` and return the exit code; every error becomes one message on stderr.
+
+    Args:
+        arguments: command line without the program's name.
+    """
+    try:
+        _invoke(list(arguments))
+        sys.stdout.flush()  # a closed pipe shows here, not in the interpreter's last breath
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("Interrupted.", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`poros doctor | head`); what is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except Exception as error:
+        return _report(error)
+    return 0
+
+
+def build_group(registry: Registry) -> Poros:
+    """Return the click group with every registered command."""
+    commands = {name: registered.value for name, registered in sorted(registry.commands().items())}
+    return _group(commands)
+
+
+def _invoke(arguments: list[str]) -> None:
+    from poros.errors import PluginError  # imports torch: not before errors are caught
+    from poros.plugins import load_registry
+
+    group: Poros
+    context: Any
+    try:
+        context = load_registry()
+        group = build_group(context)
+    except PluginError as error:
+        if arguments[:1] != ["doctor"]:
+            raise
+        # The one command that must work when plugins do not: it shows the error beside everything else.
+        from poros_cli.commands.doctor import doctor
+
+        context, group = error, _group({"doctor": doctor})
+    with group.make_context("poros", arguments, obj=context) as ctx:
+        group.invoke(ctx)
+
+
+def _group(commands: dict[str, click.Command]) -> Poros:
+    group = Poros(
+        "poros",
+        commands=commands,
+        help="Fine-tune LoRA adapters on language models larger than GPU memory.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    return click.version_option(package_name="poros-cli", prog_name="poros")(group)
+
+
+def _report(error: Exception) -> int:
+    """Print an error and return its exit code. Errors raised on purpose carry ``exit_code``."""
+    code = getattr(error, "exit_code", None)
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        traceback.print_exception(error)
+    elif isinstance(code, int):
+        click.echo(f"Error: {error}", err=True)
+    else:
+        message = f"Unexpected error: {type(error).__name__}: {error}."
+        click.echo(f"{message} `{DEBUG_VARIABLE}=1` shows the traceback; please report it.", err=True)
+    return code if isinstance(code, int) else EXIT_FAILURE

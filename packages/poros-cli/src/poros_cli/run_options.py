@@ -1,0 +1,115 @@
+"""The flags of `poros train` and the settings that they stand for. Every setting without a flag has `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from poros.settings import ACCUMULATION_ORDERS
+from poros_cli.config import RunConfig
+from poros_cli.config_file import load_config
+from poros_cli.schema import settings
+
+__all__ = ["config_arguments", "config_from"]
+
+
+def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag: the setting it stands for and its click declaration."""
+
+    path: str
+    flag: str
+    help: str
+    type: Any = str
+    metavar: str | None = None
+    is_flag: bool = False
+    callback: Callable[..., Any] | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name under which click passes the value."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+POSITIVE = click.IntRange(min=1)
+FLAGS = (
+    Flag("model", "--model", "Base model: a local folder or a hub id.", metavar="DIR|ID"),
+    Flag("data", "--data", "Training rows, JSONL.", metavar="FILE"),
+    Flag("output", "--output", "Folder for checkpoints, metrics and the adapter.", metavar="DIR"),
+    Flag("eval_data", "--eval-data", "Held-out rows, JSONL.", metavar="FILE"),
+    Flag("quantization", "--quantization", "Weight format of the frozen base.", metavar="NAME"),
+    Flag("device", "--device", "Device.", metavar="auto|cpu|cuda|cuda:N"),
+    Flag("seed", "--seed", "Seed of adapters, order of rows and dropout.", type=int, metavar="N"),
+    Flag("max_steps", "--max-steps", "Optimizer steps at most.", type=POSITIVE, metavar="N"),
+    Flag("epochs", "--epochs", "Passes over the data at most.", type=POSITIVE, metavar="N"),
+    Flag("micro_batch_size", "--micro-batch-size", "Rows that go through together.", type=POSITIVE),
+    Flag("micro_batches", "--micro-batches", "Micro-batches per optimizer step.", type=POSITIVE, metavar="N"),
+    Flag("max_length", "--max-length", "Tokens per row at most.", type=POSITIVE, metavar="N"),
+    Flag("lora.rank", "--rank", "Adapter rank.", type=POSITIVE, metavar="N"),
+    Flag("lora.alpha", "--alpha", "Adapter scaling numerator.", type=float, metavar="X"),
+    Flag("lora.dropout", "--dropout", "Dropout on adapter inputs.", type=float, metavar="X"),
+    Flag(
+        "lora.targets",
+        "--targets",
+        "Linear layers to adapt, by leaf name.",
+        metavar="A,B,...",
+        callback=_names,
+    ),
+    Flag("optimizer.learning_rate", "--learning-rate", "Peak learning rate.", type=float, metavar="X"),
+    Flag(
+        "plan.residency", "--residency", "Where the base lives.", type=click.Choice(("streamed", "resident"))
+    ),
+    Flag("plan.slots", "--slots", "Device slots for streamed blocks.", type=click.IntRange(min=2)),
+    Flag("plan.order", "--order", "Order of gradient accumulation.", type=click.Choice(ACCUMULATION_ORDERS)),
+    Flag("save_every", "--save-every", "Optimizer steps between checkpoints.", type=POSITIVE, metavar="N"),
+    Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
+    Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
+    Flag("overwrite", "--overwrite", "Empty a used --output first.", is_flag=True),
+    Flag("cache_dir", "--cache-dir", "Folder for quantized stores.", metavar="DIR"),
+)
+
+
+def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the config file, `--set` and every flag to a click command. A decorator."""
+    for flag in reversed(FLAGS):
+        # None, not False, where nothing was said: an absent flag must not override the file.
+        shape: dict[str, Any] = (
+            {"is_flag": True} if flag.is_flag else {"type": flag.type, "metavar": flag.metavar}
+        )
+        command = click.option(flag.flag, default=None, help=flag.help, callback=flag.callback, **shape)(
+            command
+        )
+    command = click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override any setting, such as lora.rank=8.",
+    )(command)
+    file = click.Path(dir_okay=False, path_type=Path)
+    return click.argument("config_file", metavar="[CONFIG.yaml]", required=False, type=file)(command)
+
+
+def _default(path: str) -> str:
+    default = settings()[path].default
+    return "" if default in (None, False) else f" [default: {default}]"
+
+
+def config_from(config_file: Path | None, overrides: tuple[str, ...], values: dict[str, Any]) -> RunConfig:
+    """Return the settings from what click parsed: the file, then ``--set``, then flags.
+
+    Args:
+        config_file: YAML file or None.
+        overrides: every ``--set``.
+        values: the flags' values by parameter name; None where a flag was not given.
+    """
+    given = {f.path: (f.flag, values[f.parameter]) for f in FLAGS if values.get(f.parameter) is not None}
+    return load_config(config_file, overrides=overrides, flags=given)

@@ -1,0 +1,124 @@
+"""The names of settings: which exist, of which type, what is near to a name that does not exist.
+
+A setting's *path* is what the user writes (``lora.rank``, ``plan.slots``); fields of the dataclasses may be called
+otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any
+
+from poros_cli.config import RunConfig
+
+__all__ = ["Setting", "nearest", "sections", "settings"]
+
+RENAMED = {"plan.num_slots": "plan.slots", "plan.pin_host_memory": "plan.pin"}
+# What other tools call it. Only named in error messages, never accepted: one name per setting.
+FOREIGN = {
+    "r": "lora.rank",
+    "lora_r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "target_modules": "lora.targets",
+    "lora_target_modules": "lora.targets",
+    "layers_to_transform": "lora.blocks",
+    "lr": "optimizer.learning_rate",
+    "lr_scheduler_type": "optimizer.schedule",
+    "max_norm": "optimizer.max_grad_norm",
+    "batch_size": "micro_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "micro_batches",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "base_model": "model",
+    "model_name_or_path": "model",
+    "dataset": "data",
+    "datasets": "data",
+    "train_data": "data",
+    "eval_dataset": "eval_data",
+    "output_dir": "output",
+    "max_seq_length": "max_length",
+    "sequence_len": "max_length",
+    "cutoff_len": "max_length",
+    "save_steps": "save_every",
+    "eval_steps": "eval_every",
+    "save_total_limit": "keep_checkpoints",
+    "load_in_4bit": "quantization",
+    "load_in_8bit": "quantization",
+    "bf16": "numerics.compute_dtype",
+    "dtype": "numerics.compute_dtype",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting: where it goes and what it may hold.
+
+    Attributes:
+        path: what the user writes.
+        section: field of `RunConfig` that holds its dataclass, or an empty string.
+        field: field of that dataclass.
+        annotation: the field's type.
+        required: there is no default.
+        default: the default, None where there is none.
+    """
+
+    path: str
+    section: str
+    field: str
+    annotation: Any
+    required: bool
+    default: Any
+
+
+@functools.cache
+def settings() -> Mapping[str, Setting]:
+    """Return every setting by path."""
+    found = {}
+    for owner, section in [(RunConfig, ""), *((kind, name) for name, kind in sections().items())]:
+        hints = typing.get_type_hints(owner)
+        for item in fields(owner):
+            if is_dataclass(hints[item.name]):
+                continue
+            path = f"{section}.{item.name}" if section else item.name
+            path = RENAMED.get(path, path)
+            required = item.default is MISSING and item.default_factory is MISSING
+            default = None if item.default is MISSING else item.default
+            found[path] = Setting(
+                path=path,
+                section=section,
+                field=item.name,
+                annotation=hints[item.name],
+                required=required,
+                default=item.default_factory() if item.default_factory is not MISSING else default,
+            )
+    return found
+
+
+@functools.cache
+def sections() -> Mapping[str, Any]:
+    """Return the dataclass of every section by name."""
+    hints = typing.get_type_hints(RunConfig)
+    return {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+
+def nearest(path: str) -> str | None:
+    """Return the known path that an unknown one most likely means, or None."""
+    known = [*settings(), *sections()]
+    leaf = path.rsplit(".", 1)[-1]
+    if leaf in FOREIGN:
+        return FOREIGN[leaf]
+    same_leaf = [candidate for candidate in known if candidate.rsplit(".", 1)[-1] == leaf]
+    if same_leaf:
+        return same_leaf[0]
+    close = difflib.get_close_matches(path, known, n=1)
+    if close:
+        return close[0]
+    leaves = {candidate.rsplit(".", 1)[-1]: candidate for candidate in known}
+    close = difflib.get_close_matches(leaf, list(leaves), n=1)
+    return leaves[close[0]] if close else None
