@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from poros.plugins import Registry
-
-__all__ = ["Poros", "build_group", "main", "run"]
+__all__ = ["Poros", "main", "make_group", "run"]
 
 DEBUG_VARIABLE = "POROS_DEBUG"
 EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -78,10 +75,17 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def build_group(registry: Registry) -> Poros:
-    """Return the click group with every registered command."""
-    commands = {name: registered.value for name, registered in sorted(registry.commands().items())}
-    return _group(commands)
+def make_group(commands: Mapping[str, click.Command]) -> Poros:
+    """Return the ``poros`` group over ``commands``."""
+    group = Poros(
+        "poros",
+        commands=dict(commands),
+        help="Fine-tune LoRA adapters on language models larger than GPU memory.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    return click.version_option(package_name="poros-cli", prog_name="poros")(group)
 
 
 def _invoke(arguments: list[str]) -> None:
@@ -92,28 +96,17 @@ def _invoke(arguments: list[str]) -> None:
     context: Any
     try:
         context = load_registry()
-        group = build_group(context)
+        commands = context.commands()
+        group = make_group({name: commands[name].value for name in sorted(commands)})
     except PluginError as error:
         if arguments[:1] != ["doctor"]:
             raise
         # The one command that must work when plugins do not: it shows the error beside everything else.
         from poros_cli.commands.doctor import doctor
 
-        context, group = error, _group({"doctor": doctor})
+        context, group = error, make_group({"doctor": doctor})
     with group.make_context("poros", arguments, obj=context) as ctx:
         group.invoke(ctx)
-
-
-def _group(commands: dict[str, click.Command]) -> Poros:
-    group = Poros(
-        "poros",
-        commands=commands,
-        help="Fine-tune LoRA adapters on language models larger than GPU memory.",
-        epilog=EPILOG,
-        no_args_is_help=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    return click.version_option(package_name="poros-cli", prog_name="poros")(group)
 
 
 def _report(error: Exception) -> int:

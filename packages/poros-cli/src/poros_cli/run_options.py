@@ -50,7 +50,9 @@ FLAGS = (
     Flag("seed", "--seed", "Seed of adapters, order of rows and dropout.", type=int, metavar="N"),
     Flag("max_steps", "--max-steps", "Optimizer steps at most.", type=POSITIVE, metavar="N"),
     Flag("epochs", "--epochs", "Passes over the data at most.", type=POSITIVE, metavar="N"),
-    Flag("micro_batch_size", "--micro-batch-size", "Rows that go through together.", type=POSITIVE),
+    Flag(
+        "micro_batch_size", "--micro-batch-size", "Rows that go through together.", type=POSITIVE, metavar="N"
+    ),
     Flag("micro_batches", "--micro-batches", "Micro-batches per optimizer step.", type=POSITIVE, metavar="N"),
     Flag("max_length", "--max-length", "Tokens per row at most.", type=POSITIVE, metavar="N"),
     Flag("lora.rank", "--rank", "Adapter rank.", type=POSITIVE, metavar="N"),
@@ -67,7 +69,9 @@ FLAGS = (
     Flag(
         "plan.residency", "--residency", "Where the base lives.", type=click.Choice(("streamed", "resident"))
     ),
-    Flag("plan.slots", "--slots", "Device slots for streamed blocks.", type=click.IntRange(min=2)),
+    Flag(
+        "plan.slots", "--slots", "Device slots for streamed blocks.", type=click.IntRange(min=2), metavar="N"
+    ),
     Flag("plan.order", "--order", "Order of gradient accumulation.", type=click.Choice(ACCUMULATION_ORDERS)),
     Flag("save_every", "--save-every", "Optimizer steps between checkpoints.", type=POSITIVE, metavar="N"),
     Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
@@ -84,9 +88,8 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
         shape: dict[str, Any] = (
             {"is_flag": True} if flag.is_flag else {"type": flag.type, "metavar": flag.metavar}
         )
-        command = click.option(flag.flag, default=None, help=flag.help, callback=flag.callback, **shape)(
-            command
-        )
+        text = f"{flag.help.removesuffix('.')}{_default(flag.path)}."
+        command = click.option(flag.flag, default=None, help=text, callback=flag.callback, **shape)(command)
     command = click.option(
         "--set",
         "overrides",
@@ -100,7 +103,7 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default(path: str) -> str:
     default = settings()[path].default
-    return "" if default in (None, False) else f" [default: {default}]"
+    return "" if default is None or default is False else f" [default: {default}]"
 
 
 def config_from(config_file: Path | None, overrides: tuple[str, ...], values: dict[str, Any]) -> RunConfig:

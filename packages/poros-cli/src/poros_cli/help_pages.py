@@ -1,0 +1,24 @@
+"""The built-in commands' help as text, for docs/cli.md. The same wherever it is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from poros_cli.main import make_group
+from poros_cli.plugin import poros_register_commands
+
+__all__ = ["help_pages"]
+
+WIDTH = 100
+
+
+def help_pages() -> Iterator[tuple[str, str]]:
+    """Yield (command line, help text) of ``poros`` and of every built-in command."""
+    commands = {str(command.name): command for command in poros_register_commands()}
+    group = make_group(commands)
+    settings = {"terminal_width": WIDTH, "max_content_width": WIDTH}
+    parent = group.make_context("poros", [], resilient_parsing=True, **settings)
+    yield "poros", group.get_help(parent).rstrip()
+    for name, command in sorted(commands.items()):
+        context = command.make_context(name, [], parent=parent, resilient_parsing=True, **settings)
+        yield f"poros {name}", command.get_help(context).rstrip()
