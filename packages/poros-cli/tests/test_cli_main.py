@@ -149,11 +149,30 @@ def test_unknown_command_mentions_limited_plugins(
     assert "`POROS_PLUGINS=quant` limits the plugins" in capsys.readouterr().err
 
 
-def test_closed_pipe_is_quiet() -> None:
-    code = "import sys; from poros_cli import main; sys.argv = ['poros', '--help']; main.main()"
+HELP = """
+import atexit, sys
+from poros_cli import main
+heavy = ("bitsandbytes", "transformers", "peft", "torch._dynamo")
+atexit.register(lambda: print("loaded", [name for name in heavy if name in sys.modules], file=sys.stderr))
+sys.argv = ["poros", "--help"]
+main.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def help_into_closed_pipe() -> subprocess.CompletedProcess[str]:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = subprocess.run([sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-c", HELP], stdout=write_end, stderr=subprocess.PIPE, text=True)
     os.close(write_end)
-    assert done.stderr == ""
-    assert done.returncode == 1
+    return done
+
+
+def test_closed_pipe_is_quiet(help_into_closed_pipe: subprocess.CompletedProcess[str]) -> None:
+    assert help_into_closed_pipe.stderr.startswith("loaded")
+    assert help_into_closed_pipe.stderr.count("\n") == 1
+    assert help_into_closed_pipe.returncode == 1
+
+
+def test_help_loads_no_heavy_library(help_into_closed_pipe: subprocess.CompletedProcess[str]) -> None:
+    assert help_into_closed_pipe.stderr == "loaded []\n"

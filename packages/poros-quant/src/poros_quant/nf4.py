@@ -5,11 +5,11 @@ Source: Dettmers et al. 2023, QLoRA, section 3 (arXiv:2305.14314).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from types import ModuleType
 from typing import ClassVar
 
-import bitsandbytes
-import bitsandbytes.functional as bnb
 import torch
 
 from poros.blocks.frozen_linear import FrozenLinear
@@ -25,6 +25,23 @@ NUM_ABSMAX_CODES = 256
 ENCODABLE = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@functools.cache
+def _bitsandbytes() -> ModuleType:
+    """Import bitsandbytes on first use: it loads torch's compiler, seconds that `poros --help` need not wait for."""
+    try:
+        import bitsandbytes
+    except Exception as error:  # a binary that does not fit this machine fails in any way
+        raise FormatError(
+            explain(
+                "Cannot use `nf4`",
+                expected="a working bitsandbytes",
+                got=f"{type(error).__name__}: {error}",
+                next_step="Run `poros doctor`; `quantization: bf16_bitwise` works without it",
+            )
+        ) from error
+    return bitsandbytes
+
+
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -34,6 +51,7 @@ class Nf4Linear(FrozenLinear):
 
     def bind_weight(self, views: Mapping[str, torch.Tensor]) -> None:
         """Build bitsandbytes' quantization state over ``views``; nothing is moved or copied."""
+        bnb = _bitsandbytes().functional
         self._codes = views["codes"]
         nested = bnb.QuantState(
             absmax=views["nested_absmax"],
@@ -66,6 +84,7 @@ class Nf4Linear(FrozenLinear):
         Numerics: bitwise deterministic per device. Memory: one float32 absmax vector, and O * I elements unless
         ``out`` is given.
         """
+        bnb = _bitsandbytes().functional
         if out is None:
             return bnb.dequantize_4bit(self._codes, self._state).view(self.out_features, self.in_features)
         if out.is_cuda:
@@ -112,7 +131,7 @@ class Nf4(WeightFormat):
                     next_step="Use a checkpoint in bfloat16, float16 or float32",
                 )
             )
-        codes, state = bnb.quantize_4bit(
+        codes, state = _bitsandbytes().functional.quantize_4bit(
             weight.contiguous().view(-1), blocksize=BLOCKSIZE, compress_statistics=True, quant_type="nf4"
         )
         return {
@@ -132,4 +151,4 @@ class Nf4(WeightFormat):
 
     def fingerprint(self) -> str:
         """Return the format's name, its block sizes and the bitsandbytes version."""
-        return f"nf4-{BLOCKSIZE}-{ABSMAX_BLOCKSIZE}-bitsandbytes-{bitsandbytes.__version__}"
+        return f"nf4-{BLOCKSIZE}-{ABSMAX_BLOCKSIZE}-bitsandbytes-{_bitsandbytes().__version__}"
