@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -239,11 +240,9 @@ class ParityCase:
         make_config: builds the model's config (a callable, so that nothing is built at import).
         weight_format: registry name of the format.
         compute_dtype: dtype of products and activations.
-        storage_dtype: dtype of norms, biases and embeddings.
-        num_steps: optimizer steps to compare.
         row_lengths: per micro-batch, the token counts of its rows (unequal on purpose).
         lora: keyword arguments of `poros.settings.LoraSettings`.
-        tier: ``cpu`` or ``gpu``.
+        num_steps: optimizer steps to compare.
     """
 
     name: str
@@ -251,8 +250,6 @@ class ParityCase:
     make_config: Callable[[], Any]
     weight_format: str = "nf4"
     compute_dtype: torch.dtype = torch.bfloat16
-    storage_dtype: torch.dtype = torch.bfloat16
+    row_lengths: tuple[tuple[int, ...], ...] = ((9, 4), (5,), (14, 3), (7,), (11, 12))
+    lora: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({"rank": 4}))
     num_steps: int = 5
-    row_lengths: tuple[tuple[int, ...], ...] = ((9,), (5,), (14,), (7,), (11,))
-    lora: Mapping[str, Any]
-    tier: str = "cpu"

@@ -6,7 +6,7 @@ Shape letters: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +67,6 @@ class Engine:
         plan: placement.
         slots: the device slots, or None where every block is resident.
         seed: run seed of every dropout mask.
-        rewrite_schedule: test hook of the parity gates; None in every real run.
     """
 
     def __init__(self, model: LoadedModel, plan: Plan, *, seed: int) -> None:
@@ -87,7 +86,6 @@ class Engine:
             model.num_blocks, model.hidden_size, self.device, model.numerics.compute_dtype
         )
         self._generator: torch.Generator | None = None
-        self.rewrite_schedule: Callable[[Sequence[Op]], Sequence[Op]] | None = None
 
     # ---- passes
 
@@ -137,14 +135,11 @@ class Engine:
 
     def _run(self, state: _Pass, lowest_backward: int | None) -> None:
         schedule = self.schedule(len(state.shapes), lowest_backward)
-        ops: Sequence[Op] = schedule.ops
-        if self.rewrite_schedule is not None:
-            ops = self.rewrite_schedule(ops)
         for template in self._templates.values():
             template.set_training(state.training)
         try:
             with self._dropout(state.training):
-                for op in ops:
+                for op in schedule.ops:
                     self._execute(op, state)
         finally:
             # An aborted pass may leave copies in flight; the next pass starts from what the slots really hold.

@@ -82,6 +82,10 @@ class BlockTemplate:
             gradients.append(region.gradient(tensor))
         return parameters, gradients
 
+    def adapter_parameters(self) -> list[nn.Parameter]:
+        """Return the LoRA parameters in the order of the kind's signature; views of the static region."""
+        return self._parameters
+
     def set_training(self, training: bool) -> None:
         """Switch dropout on or off."""
         self.module.train(training)

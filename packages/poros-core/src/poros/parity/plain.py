@@ -1,0 +1,91 @@
+"""The plain oracle: ordinary autograd over the same modules, no visits, no recompute, everything resident."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from poros.bank import StaticRegion
+from poros.determinism import preserved_generator, visit_seed
+from poros.engine.loss import count_supervised, make_targets
+from poros.engine.template import BlockTemplate
+from poros.interfaces import MicroBatch
+from poros.parity.case_run import RUN_SEED, CaseRun
+
+__all__ = ["train_plain"]
+
+
+def train_plain(run: CaseRun, num_steps: int) -> None:
+    """Train a resident `CaseRun` by building the whole graph of every micro-batch and calling ``backward``.
+
+    The run's engine is not used. Gradients accumulate in ``.grad`` of ordinary parameters.
+    """
+    blocks = [_PlainBlock(run, index) for index in range(run.model.num_blocks)]
+    for template in (block.template for block in blocks):
+        template.set_training(True)
+    for _ in range(num_steps):
+        for block in blocks:
+            block.begin_step()
+        losses = _forward_backward(run, blocks, run.micro_batches(run.next_step), run.next_step)
+        run.model.bank.zero_gradients()
+        for block in blocks:
+            block.end_step()
+        run.update(losses)
+
+
+class _PlainBlock:
+    """One block bound to its own bytes and its own adapter memory."""
+
+    def __init__(self, run: CaseRun, index: int) -> None:
+        self._bank = run.model.bank
+        self._index = index
+        kind = next(kind for kind in run.model.kinds if index in kind.blocks)
+        self._region = StaticRegion([kind.adapter], run.model.device)
+        self.template = BlockTemplate(
+            kind,
+            run.model.store.block(index),
+            self._region,
+            run.model.architecture,
+            run.model.numerics.compute_dtype,
+            workspace=None,
+            shared=(run.model.config,),
+        )
+        self._tensors = list(kind.adapter.tensors)
+
+    def begin_step(self) -> None:
+        self._bank.load_weights(self._index, self._region)
+        for parameter in self.template.adapter_parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def end_step(self) -> None:
+        for tensor, parameter in zip(self._tensors, self.template.adapter_parameters(), strict=True):
+            assert parameter.grad is not None
+            self._region.gradient(tensor).copy_(parameter.grad)
+        self._bank.store_gradients(self._index, self._region)
+
+
+def _forward_backward(
+    run: CaseRun, blocks: list[_PlainBlock], micro_batches: Sequence[MicroBatch], step: int
+) -> torch.Tensor:
+    model = run.model
+    denominator = sum(count_supervised(m) for m in micro_batches)
+    losses = []
+    random = preserved_generator(model.device) if model.draws_random_numbers else contextlib.nullcontext()
+    with random as generator:
+        for j, micro_batch in enumerate(micro_batches):
+            shape = micro_batch.input_ids.shape
+            context = model.make_context(int(shape[0]), int(shape[1]))
+            hidden = model.embedding.rows(micro_batch.input_ids)
+            for index, block in enumerate(blocks):
+                if generator is not None:
+                    generator.manual_seed(visit_seed(RUN_SEED, step, j, index))
+                hidden = block.template.call(hidden, context)
+            flat = hidden.reshape(-1, hidden.shape[-1])
+            total = torch.zeros((), device=model.device)
+            for positions, tokens in model.head.chunks(make_targets(micro_batch.labels, model.device)):
+                total = total + model.head.chunk_loss(flat.index_select(0, positions), tokens, denominator)
+            total.backward()  # type: ignore[no-untyped-call]
+            losses.append(total.detach())
+    return torch.stack(losses)

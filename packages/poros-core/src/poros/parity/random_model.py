@@ -1,0 +1,72 @@
+"""Models made for gates: seeded random weights at a config's shapes, every tensor non-zero and different per block.
+
+With Transformers' defaults (biases zero, norms one, lora_B zero) a tensor that is never refreshed would pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from poros.bank import AdapterBank
+from poros.errors import CheckpointError, explain
+
+__all__ = ["RandomSource", "randomize_adapters"]
+
+WEIGHT_SCALE = 0.05
+BIAS_SCALE = 0.1
+NORM_SCALE = 0.1
+LORA_B_SCALE = 0.02
+
+
+def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
+    return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little"))
+
+
+class RandomSource:
+    """A `TensorSource` that makes every tensor from (seed, name) when it is asked for.
+
+    Args:
+        shapes: tensor name to shape.
+        seed: of the whole model.
+        device: where values are drawn; CPU and GPU generators give different numbers, one device always the same.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int, device: torch.device) -> None:
+        self._shapes = dict(shapes)
+        self._seed = seed
+        self._device = device
+        self.fingerprint = f"random-{seed}-{device.type}"
+
+    def names(self) -> Sequence[str]:
+        """See `TensorSource.names`."""
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorSource.shape`."""
+        if name not in self._shapes:
+            raise CheckpointError(explain("Missing tensor", expected=f"`{name}`", got="nothing"))
+        return self._shapes[name]
+
+    def load(self, name: str, device: torch.device) -> torch.Tensor:
+        """Return the tensor in bfloat16: weights around zero, biases and norms well away from their defaults."""
+        shape = self._shapes[name]
+        generator = _generator(self._seed, name, self._device)
+        values = torch.randn(shape, generator=generator, device=self._device, dtype=torch.bfloat16)
+        if "norm" in name:
+            values = values * NORM_SCALE + 1
+        else:
+            values = values * (WEIGHT_SCALE if len(shape) > 1 else BIAS_SCALE)
+        return values.to(device)
+
+
+def randomize_adapters(bank: AdapterBank, seed: int) -> None:
+    """Give every lora_B non-zero values that differ per block; lora_A keeps PEFT's initialization."""
+    device = bank.weights["lora_B"].device
+    for block, tensor, view in bank.tensors(bank.weights):
+        if tensor.group == "lora_B":
+            generator = _generator(seed, f"{block}/{tensor.path}", device)
+            view.copy_(torch.randn(view.shape, generator=generator, device=device) * LORA_B_SCALE)

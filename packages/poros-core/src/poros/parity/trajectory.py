@@ -1,0 +1,95 @@
+"""The recorded states of a run: everything a gate compares, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from poros.bank import GROUPS, AdapterBank, AdapterSignature, AdapterTensor
+from poros.determinism import default_generator
+from poros.optimizer import MOMENTS, BankOptimizer
+
+__all__ = ["Trajectory"]
+
+SEPARATOR = "/"
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """Tensors by (step, quantity, group), on the CPU.
+
+    Attributes:
+        tensors: keys ``<step>/<quantity>`` or ``<step>/<quantity>/<group>``; quantities are ``losses``, ``gradients``,
+            ``weights``, ``exp_avg``, ``exp_avg_sq``, ``grad_norm``, ``rng`` and ``position``.
+        signatures: the bank's layout, to name an element of a flat tensor.
+    """
+
+    signatures: tuple[AdapterSignature, ...]
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def record_gradients(self, step: int, losses: torch.Tensor, bank: AdapterBank) -> None:
+        """Record what forward and backward produced, before clipping changes it."""
+        self._put(step, "losses", losses)
+        for group, gradient in bank.gradients.items():
+            self._put(step, "gradients", gradient, group)
+
+    def record_update(
+        self, step: int, grad_norm: torch.Tensor, bank: AdapterBank, optimizer: BankOptimizer, device: torch.device
+    ) -> None:
+        """Record what the optimizer step left: weights, moments, generator state and data position."""
+        self._put(step, "grad_norm", grad_norm)
+        for group, weights in bank.weights.items():
+            self._put(step, "weights", weights, group)
+        for moment in MOMENTS:
+            for group, value in optimizer.moments(moment).items():
+                self._put(step, moment, value, group)
+        self._put(step, "rng", default_generator(device).get_state())
+        self._put(step, "position", torch.tensor(step + 1))
+
+    def _put(self, step: int, quantity: str, value: torch.Tensor, group: str | None = None) -> None:
+        key = SEPARATOR.join([str(step), quantity, *([group] if group else [])])
+        self.tensors[key] = value.detach().to("cpu", copy=True)
+
+    def from_step(self, first: int) -> Trajectory:
+        """Return the part of the trajectory that starts at step ``first``."""
+        kept = {k: v for k, v in self.tensors.items() if int(k.split(SEPARATOR)[0]) >= first}
+        return Trajectory(self.signatures, kept)
+
+    def finite(self) -> bool:
+        """Whether no recorded tensor holds NaN or infinity."""
+        return all(bool(torch.isfinite(value).all()) for value in self.tensors.values())
+
+    def save(self, path: Path) -> None:
+        """Write the tensors as safetensors; the signatures belong to the case and are not written."""
+        save_file(self.tensors, path)
+
+    @classmethod
+    def load(cls, path: Path, signatures: tuple[AdapterSignature, ...]) -> Trajectory:
+        """Read `save`'s file."""
+        return cls(signatures, load_file(path))
+
+    def describe_element(self, key: str, index: int) -> str:
+        """Name element ``index`` of a flat bank tensor: its block, LoRA tensor and position inside it."""
+        parts = key.split(SEPARATOR)
+        if len(parts) < 3:
+            return f"element {index}"
+        for block, start, tensor in _elements(self.signatures):
+            count = tensor.shape[0] * tensor.shape[1]
+            if tensor.group == parts[2] and start <= index < start + count:
+                row, column = divmod(index - start, tensor.shape[1])
+                return f"block {block}, tensor {tensor.path}.{tensor.group}, index [{row}, {column}]"
+        return f"padding element {index}"
+
+
+def _elements(signatures: tuple[AdapterSignature, ...]) -> Iterator[tuple[int, int, AdapterTensor]]:
+    """Yield (block, first element in the group's flat tensor, LoRA tensor)."""
+    starts = dict.fromkeys(GROUPS, 0)
+    for block, signature in enumerate(signatures):
+        for tensor in signature.tensors:
+            yield block, starts[tensor.group] + tensor.offset, tensor
+        for group in GROUPS:
+            starts[group] += signature.row_size(group)
