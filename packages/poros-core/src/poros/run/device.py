@@ -1,0 +1,75 @@
+"""Choosing the one device of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from poros.errors import ConfigError, DeviceError, UserError, explain
+
+__all__ = ["describe_device", "refuse_many_processes", "resolve_device"]
+
+WORLD_VARIABLE = "WORLD_SIZE"
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; CUDA devices carry their index.
+
+    Raises:
+        ConfigError: the name is none of these.
+        DeviceError: a CUDA device was asked for and torch has none of that index.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and (kind == "cpu" or not index.isdecimal())):
+        raise ConfigError(
+            explain("Bad setting `device`", expected="auto, cpu, cuda or cuda:N", got=repr(name))
+        )
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        why = (
+            "this torch is built without CUDA" if torch.version.cuda is None else "no usable driver or device"
+        )
+        raise DeviceError(
+            explain(
+                f"Cannot use device `{name}`",
+                expected="a CUDA device",
+                got=f"none ({why})",
+                next_step="Run `poros doctor`, or use `--device cpu`",
+            )
+        )
+    count = torch.cuda.device_count()
+    chosen = torch.cuda.current_device() if device.index is None else device.index
+    if chosen >= count:
+        raise DeviceError(
+            explain(f"Cannot use device `{name}`", expected=f"an index below {count}", got=chosen)
+        )
+    return torch.device("cuda", chosen)
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device's name and index for people."""
+    return f"{torch.cuda.get_device_name(device)} ({device})" if device.type == "cuda" else "CPU"
+
+
+def refuse_many_processes(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to run as one of several processes of a launcher; each would train the whole run by itself.
+
+    Raises:
+        UserError: ``WORLD_SIZE`` is above 1.
+    """
+    size = environment.get(WORLD_VARIABLE, "1")
+    if size not in ("", "0", "1"):
+        raise UserError(
+            explain(
+                "Poros trains on one device",
+                expected="one process",
+                got=f"`{WORLD_VARIABLE}={size}`",
+                next_step="Start `poros train` by itself, without torchrun; choose the device with `--device cuda:N`",
+            )
+        )

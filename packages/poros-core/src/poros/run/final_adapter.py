@@ -1,0 +1,67 @@
+"""Saving the adapter, and the proof that stock PEFT reads it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from poros.checkpoint import AdapterReport, save_adapter, verify_adapter
+from poros.engine.engine import Engine
+from poros.errors import CheckpointError, explain
+from poros.run.opening import OpenModel
+
+__all__ = ["ADAPTER_FOLDER", "dry_save", "save_final_adapter"]
+
+ADAPTER_FOLDER = "adapter"
+
+
+def dry_save(output: Path, model: OpenModel, engine: Engine) -> None:
+    """Save the untrained adapter into the output folder, read it back with stock PEFT and remove it.
+
+    What would fail at the end of the run fails before its first step: a full disk, a name that PEFT does not know.
+
+    Raises:
+        OutputError, CheckpointError: see `save_adapter` and `verify_adapter`.
+    """
+    with tempfile.TemporaryDirectory(dir=output, prefix=".dry-save-") as folder:
+        _save(Path(folder) / ADAPTER_FOLDER, model, engine, require_nonzero=False)
+
+
+def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[Path, AdapterReport]:
+    """Save the trained adapter in PEFT's format and verify it; return its folder and what stock PEFT found.
+
+    Raises:
+        NonFiniteError: a tensor holds NaN or infinity.
+        CheckpointError: keys are missing or unexpected, tensors have the wrong number or size, or every ``lora_B`` is zero.
+    """
+    folder = output / ADAPTER_FOLDER
+    return folder, _save(folder, model, engine, require_nonzero=True)
+
+
+def _save(folder: Path, model: OpenModel, engine: Engine, *, require_nonzero: bool) -> AdapterReport:
+    tensors = engine.model.adapter_tensors()
+    save_adapter(folder, tensors, model.meta.lora_config, model.name, overwrite=True)
+    report = verify_adapter(folder, lambda: _stock_base(model), require_nonzero=require_nonzero)
+    payload = sum(tensor.nbytes for tensor in tensors.values())
+    if report.num_tensors != len(tensors) or report.num_bytes < payload:
+        raise CheckpointError(
+            explain(
+                "The saved adapter is incomplete",
+                expected=f"{len(tensors)} tensors of {payload} bytes",
+                got=f"{report.num_tensors} tensors in a file of {report.num_bytes} bytes",
+                where=str(folder),
+            )
+        )
+    return report
+
+
+def _stock_base(model: OpenModel) -> nn.Module:
+    """Return the class that a user's own `AutoModelForCausalLM` gives for this config, on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        base: nn.Module = AutoModelForCausalLM.from_config(model.config)
+    return base

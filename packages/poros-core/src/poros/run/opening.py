@@ -1,0 +1,196 @@
+"""Opening a model: everything that can be found wrong with it before a weight is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from poros.adapters import base_linears
+from poros.architecture import ArchitectureVerdict, blockwise_arch_check
+from poros.checkpoint import SafetensorsSource, check_names, check_shapes, load_config, resolve_model
+from poros.engine.engine import Engine
+from poros.interfaces import Architecture, TensorSource, WeightFormat
+from poros.model import MetaModel, load_model, make_meta_model
+from poros.plugins import Registry, load_registry
+from poros.run.formats import make_weight_format
+from poros.settings import LoraSettings, Numerics, Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = ["OpenModel", "describe_model", "open_model"]
+
+Progress = Callable[[int, int], None]
+
+
+class RenamedSource:
+    """A `TensorSource` by parameter names, over files that may call the tensors otherwise."""
+
+    def __init__(self, source: SafetensorsSource, file_names: Mapping[str, str]) -> None:
+        self._source = source
+        self._file_names = file_names
+        self.fingerprint = source.fingerprint
+
+    def names(self) -> Sequence[str]:
+        """See `TensorSource.names`."""
+        return tuple(self._file_names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorSource.shape`."""
+        return self._source.shape(self._file_names.get(name, name))
+
+    def load(self, name: str, device: torch.device) -> torch.Tensor:
+        """See `TensorSource.load`."""
+        return self._source.load(self._file_names.get(name, name), device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenModel:
+    """A model that passed every check and holds no weights yet.
+
+    Attributes:
+        name: what the user calls it: a folder or a hub id.
+        folder: where its files lie.
+        verdict: of the architecture gate.
+        meta: the model on the meta device, frozen and injected.
+        source: its weights by parameter name.
+        notes: sentences that the user should see, such as tensors that are cast.
+    """
+
+    name: str
+    folder: Path
+    config: PreTrainedConfig
+    verdict: ArchitectureVerdict
+    weight_format: WeightFormat
+    lora: LoraSettings
+    numerics: Numerics
+    meta: MetaModel
+    source: TensorSource
+    notes: tuple[str, ...] = ()
+
+    def load(
+        self, *, plan: Plan, device: torch.device, seed: int, progress: Progress | None = None
+    ) -> Engine:
+        """Quantize the weights into the plan's store and return the engine; see `poros.model.load_model`."""
+        model = load_model(
+            self.meta,
+            source=self.source,
+            weight_format=self.weight_format,
+            numerics=self.numerics,
+            plan=plan,
+            device=device,
+            seed=seed,
+            progress=progress,
+        )
+        return Engine(model, plan, seed=seed)
+
+
+def describe_model(
+    config: PreTrainedConfig,
+    *,
+    quantization: str = "nf4",
+    lora: LoraSettings | None = None,
+    numerics: Numerics | None = None,
+    registry: Registry | None = None,
+) -> tuple[ArchitectureVerdict, WeightFormat, MetaModel]:
+    """Pass a config through the architecture gate and build its meta model; no weights are needed.
+
+    Raises:
+        ArchitectureError: the gate refuses the model.
+        FormatError: ``quantization`` is not registered.
+        ConfigError: a LoRA target matches nothing.
+        PluginError: a plugin is broken.
+    """
+    registry = registry or load_registry()
+    weight_format = make_weight_format(quantization, registry)
+    verdict = blockwise_arch_check(config, registry)
+    meta = make_meta_model(
+        architecture=verdict.architecture,
+        config=config,
+        weight_format=weight_format,
+        lora=lora or LoraSettings(),
+        numerics=numerics or Numerics(),
+    )
+    return verdict, weight_format, meta
+
+
+def open_model(
+    model: str | Path,
+    *,
+    quantization: str = "nf4",
+    lora: LoraSettings | None = None,
+    numerics: Numerics | None = None,
+    registry: Registry | None = None,
+) -> OpenModel:
+    """Open a model folder or hub model for training.
+
+    Args:
+        model: local folder, or hub id (downloaded unless it is in the hub's cache).
+        quantization: registered name of the weight format.
+        lora: adapters; the architecture's default targets where it names none.
+        numerics: settings that decide bits.
+        registry: loaded plugins; None loads the installed ones.
+
+    Raises:
+        CheckpointError: the folder, its config or a shard is missing or damaged; a tensor is absent, unknown or
+            misshapen.
+        ArchitectureError, FormatError, ConfigError, PluginError: see `describe_model`.
+    """
+    lora, numerics = lora or LoraSettings(), numerics or Numerics()
+    folder = resolve_model(str(model))
+    config = load_config(folder)
+    verdict, weight_format, meta = describe_model(
+        config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
+    )
+    source = SafetensorsSource(folder)
+    names = _match_names(source, verdict.architecture, config, meta)
+    return OpenModel(
+        name=str(model),
+        folder=folder,
+        config=config,
+        verdict=verdict,
+        weight_format=weight_format,
+        lora=lora,
+        numerics=numerics,
+        meta=meta,
+        source=RenamedSource(source, names),
+        notes=_cast_notes(source, names, meta, numerics),
+    )
+
+
+def _match_names(
+    source: SafetensorsSource, architecture: Architecture, config: PreTrainedConfig, meta: MetaModel
+) -> Mapping[str, str]:
+    """Return the file tensor of every parameter, names and shapes checked."""
+    parts = meta.parts
+    tied = {f"{parts.head}.weight": f"{parts.embedding}.weight"} if parts.tied else {}
+    names = check_names(source, meta.tensor_names, ignored=architecture.ignored_tensors, tied=tied)
+    # The meta model's linears are frozen by now: the shapes are those of a plain one.
+    plain = architecture.build(config).state_dict()
+    check_shapes(source, names, {name: tuple(plain[name].shape) for name in names})
+    return names
+
+
+def _cast_notes(
+    source: SafetensorsSource, names: Mapping[str, str], meta: MetaModel, numerics: Numerics
+) -> tuple[str, ...]:
+    """Say which tensors are cast to the storage dtype; weights of linear layers go to their format instead."""
+    quantized = {
+        f"{meta.parts.blocks}.{index}.{path}.weight"
+        for index, block in enumerate(meta.blocks)
+        for path, _ in base_linears(block)
+    }
+    dtypes = Counter(str(source.dtype(file)) for name, file in names.items() if name not in quantized)
+    dtypes.pop(str(numerics.storage_dtype), None)
+    if not dtypes:
+        return ()
+    counted = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(dtypes.items()))
+    return (
+        f"Norms, biases and vocabulary matrices are cast to {numerics.storage_dtype} once while loading "
+        f"(`numerics.storage_dtype`); the files hold {counted}.",
+    )

@@ -1,0 +1,54 @@
+"""The settings of a training run besides the model and its adapters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from poros.errors import ConfigError, explain
+from poros.settings import OptimizerSettings, Plan
+
+__all__ = ["RunSettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """Where a run runs, what it keeps and how it optimizes.
+
+    Attributes:
+        output: folder for checkpoints, metrics, ``run.json`` and the final adapter.
+        device: ``auto`` (a CUDA device if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        seed: adapter initialization and dropout follow from it.
+        save_every, eval_every: optimizer steps between checkpoints and evaluations; None is only at the end.
+        keep_checkpoints: newest checkpoints that are kept.
+        resume: go on from the newest complete checkpoint in ``output``.
+        overwrite: replace the run in a used ``output``.
+        device_budget_bytes: refuse a run whose predicted peak of device memory is higher; None is no limit.
+    """
+
+    output: Path | str
+    device: str = "auto"
+    seed: int = 0
+    save_every: int | None = None
+    eval_every: int | None = None
+    keep_checkpoints: int = 2
+    resume: bool = False
+    overwrite: bool = False
+    device_budget_bytes: int | None = None
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    plan: Plan = field(default_factory=Plan)
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "eval_every", "keep_checkpoints", "device_budget_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(explain(f"Bad setting `{name}`", expected="a positive integer", got=value))
+        if self.resume and self.overwrite:
+            raise ConfigError(
+                explain(
+                    "Bad settings `resume` and `overwrite`",
+                    expected="at most one of them",
+                    got="both",
+                    next_step="Keep `resume` to go on, or `overwrite` to start anew",
+                )
+            )
