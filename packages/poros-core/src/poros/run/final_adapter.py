@@ -35,7 +35,8 @@ def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[
 
     Raises:
         NonFiniteError: a tensor holds NaN or infinity.
-        CheckpointError: keys are missing or unexpected, tensors have the wrong number or size, or every ``lora_B`` is zero.
+        CheckpointError: keys are missing or unexpected, tensors have the wrong number or size, or every ``lora_B`` is
+            zero.
     """
     folder = output / ADAPTER_FOLDER
     return folder, _save(folder, model, engine, require_nonzero=True)

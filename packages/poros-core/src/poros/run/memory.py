@@ -54,7 +54,9 @@ def check_host_memory(prediction: Prediction, device: torch.device) -> None:
         for name, count in prediction.device.items():
             terms[name] = terms.get(name, 0) + count
     available, limit = available_host_bytes()
-    _check(terms, available, what="host memory", limit=limit, next_step="Free some memory or use a smaller model")
+    _check(
+        terms, available, what="host memory", limit=limit, next_step="Free some memory or use a smaller model"
+    )
 
 
 def check_device_memory(prediction: Prediction, budget_bytes: int, limit: str) -> None:

@@ -99,7 +99,9 @@ def predict(meta: MetaModel, *, numerics: Numerics, plan: Plan, shape: StepShape
         "boundary activations": boundary + carried,
         "loss chunk": _loss_bytes(numerics, shape, vocabulary, hidden, compute),
         "dequantized weights": _dequantized_bytes(meta, numerics, plan),
-        "block working set": max(_working_bytes(kind.prototype, shape, hidden, compute) for kind in meta.kinds),
+        "block working set": max(
+            _working_bytes(kind.prototype, shape, hidden, compute) for kind in meta.kinds
+        ),
     }
     if not streamed and not meta.parts.tied:
         device["embedding"] = table_bytes

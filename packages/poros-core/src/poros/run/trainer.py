@@ -202,9 +202,7 @@ class Trainer:
         self._prepare_output()
         record = self._record()
         atomic_write_json(self.output / RUN_FILE, record)
-        self._tell(
-            "on_start", StartEvent(first_step=first, num_steps=total, record=record, notes=self.notes)
-        )
+        self._tell("on_start", StartEvent(first_step=first, num_steps=total, record=record, notes=self.notes))
         done = first
         with stop_signals(self.request_stop), self._explaining_out_of_memory():
             while done < total and not self._stop:

@@ -1,0 +1,117 @@
+"""Tiny checkpoints and hand-made rows for tests of whole runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import poros
+
+VOCABULARY = 48
+
+
+@dataclass
+class Rows:
+    """A micro-batch with row ids."""
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    row_ids: tuple[int, ...]
+
+
+class RowSteps:
+    """Unequal seeded rows, one per micro-batch; each epoch in an order of its own, its last step shorter."""
+
+    def __init__(self, *, num_rows: int = 23, accumulation: int = 4, epochs: int = 2) -> None:
+        self.num_rows, self.accumulation = num_rows, accumulation
+        self.steps_per_epoch = -(-num_rows // accumulation)
+        self.num_steps = epochs * self.steps_per_epoch
+        self.fingerprint = f"rows-{num_rows}-{accumulation}"
+
+    def row(self, index: int) -> Rows:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(1, VOCABULARY, (1, 4 + index % 5), generator=generator)
+        labels = ids.clone()
+        labels[:, : 1 + index % 2] = -100
+        return Rows(ids, labels, (index,))
+
+    def step(self, index: int) -> list[Rows]:
+        epoch, place = divmod(index, self.steps_per_epoch)
+        order = torch.randperm(self.num_rows, generator=torch.Generator().manual_seed(epoch)).tolist()
+        start = place * self.accumulation
+        return [self.row(row) for row in order[start : start + self.accumulation]]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-block random Qwen2 checkpoint in bfloat16 with non-zero biases."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.2)
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_steps() -> type[RowSteps]:
+    """The class of a step source."""
+    return RowSteps
+
+
+MakeTrainer = Callable[..., poros.Trainer]
+
+
+@pytest.fixture
+def make_trainer(tiny_model: Path) -> MakeTrainer:
+    """Open the tiny model and return a trainer; keyword arguments override the usual settings."""
+
+    def make(
+        output: Path,
+        *,
+        steps: object = None,
+        lora: poros.LoraSettings | None = None,
+        numerics: poros.Numerics | None = None,
+        model: Path = tiny_model,
+        quantization: str = "nf4",
+        evaluation: tuple[object, ...] = (),
+        reporters: tuple[poros.Reporter, ...] = (),
+        data_record: dict[str, object] | None = None,
+        **settings: object,
+    ) -> poros.Trainer:
+        opened = poros.open_model(
+            model,
+            quantization=quantization,
+            lora=lora or poros.LoraSettings(rank=4, dropout=0.3),
+            numerics=numerics,
+        )
+        defaults = {"device": "cpu", "optimizer": poros.OptimizerSettings(learning_rate=1e-2)}
+        return poros.Trainer(
+            opened,
+            steps or RowSteps(),  # type: ignore[arg-type]
+            poros.RunSettings(output=output, **{**defaults, **settings}),  # type: ignore[arg-type]
+            evaluation=evaluation,  # type: ignore[arg-type]
+            reporters=reporters,
+            data_record=data_record,
+        )
+
+    return make

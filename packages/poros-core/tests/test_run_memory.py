@@ -1,0 +1,89 @@
+"""Memory predictions and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from transformers import Qwen2Config
+
+import poros
+from poros.run import describe_model
+from poros.run.memory import available_host_bytes, format_bytes
+from poros.run.prediction import Prediction, StepShape, predict
+
+SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
+
+
+def prediction(
+    plan: poros.Plan, *, layers: int = 28, tied: bool = False, shape: StepShape = SHAPE
+) -> Prediction:
+    config = Qwen2Config(
+        vocab_size=151936,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=layers,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        tie_word_embeddings=tied,
+    )
+    _, _, meta = describe_model(config)
+    return predict(meta, numerics=poros.Numerics(), plan=plan, shape=shape)
+
+
+def test_streaming_needs_less_device_memory_than_residency_and_the_store_lies_on_the_host() -> None:
+    streamed, resident = prediction(poros.Plan()), prediction(poros.Plan(residency="resident"))
+    assert streamed.device_bytes < resident.device_bytes
+    assert streamed.host["block store"] == resident.device["resident blocks"] == streamed.store_bytes
+
+
+def test_a_7b_block_in_nf4_is_about_120_mb() -> None:
+    (block,) = prediction(poros.Plan()).block_bytes
+    assert 115e6 < block < 125e6
+
+
+def test_a_tied_table_counts_once_where_everything_is_resident() -> None:
+    plan = poros.Plan(residency="resident")
+    assert "embedding" in prediction(plan).device
+    assert "embedding" not in prediction(plan, tied=True).device
+
+
+def test_device_memory_of_a_streamed_run_hardly_depends_on_depth() -> None:
+    shallow, deep = prediction(poros.Plan(), layers=14), prediction(poros.Plan(), layers=28)
+    terms = ("slots", "head", "loss chunk", "block working set")
+    assert all(shallow.device[name] == deep.device[name] for name in terms)
+
+
+def test_one_micro_batch_at_a_time_keeps_fewer_activations() -> None:
+    alone = prediction(poros.Plan(order="micro-batch-major")).device["boundary activations"]
+    assert alone < prediction(poros.Plan()).device["boundary activations"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "3000", "memory.current": "1000"}, 2000),
+        ({"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_bytes": "4000"}, 0),
+    ],
+)
+def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_host_bytes(tmp_path) == (expected, "memory limit of this container or control group")
+
+
+def test_without_a_limit_the_machine_decides(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    available, limit = available_host_bytes(tmp_path)
+    assert limit == "free memory of this machine"
+    assert 0 < available <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (3 * 2**30, "3.00 GiB")]
+)
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert format_bytes(count) == text
