@@ -13,17 +13,11 @@ from poros.blocks.layout import BlockLayout
 from poros.errors import CheckpointError, explain
 from poros.interfaces import TensorSource, WeightFormat
 
-__all__ = ["BlockFiller", "load_checked"]
+__all__ = ["BlockFiller", "check_shape", "load_checked"]
 
 
-def load_checked(
-    source: TensorSource, name: str, shape: tuple[int, ...], device: torch.device
-) -> torch.Tensor:
-    """Read one tensor in its stored dtype.
-
-    Raises:
-        CheckpointError: the tensor is absent, or its shape is not what the config implies.
-    """
+def check_shape(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
+    """Raise `CheckpointError` unless the tensor has the shape that the config implies."""
     found = source.shape(name)
     if found != shape:
         raise CheckpointError(
@@ -35,6 +29,17 @@ def load_checked(
                 next_step="Use the config.json that belongs to these weights",
             )
         )
+
+
+def load_checked(
+    source: TensorSource, name: str, shape: tuple[int, ...], device: torch.device
+) -> torch.Tensor:
+    """Read one tensor in its stored dtype.
+
+    Raises:
+        CheckpointError: the tensor is absent, or its shape is not what the config implies.
+    """
+    check_shape(source, name, shape)
     return source.load(name, device)
 
 

@@ -38,7 +38,12 @@ class Trajectory:
             self._put(step, "gradients", gradient, group)
 
     def record_update(
-        self, step: int, grad_norm: torch.Tensor, bank: AdapterBank, optimizer: BankOptimizer, device: torch.device
+        self,
+        step: int,
+        grad_norm: torch.Tensor,
+        bank: AdapterBank,
+        optimizer: BankOptimizer,
+        device: torch.device,
     ) -> None:
         """Record what the optimizer step left: weights, moments, generator state and data position."""
         self._put(step, "grad_norm", grad_norm)

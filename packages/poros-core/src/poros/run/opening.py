@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ import torch
 
 from poros.adapters import base_linears
 from poros.architecture import ArchitectureVerdict, blockwise_arch_check
-from poros.checkpoint import SafetensorsSource, check_names, check_shapes, load_config, resolve_model
+from poros.blocks.fill import check_shape
+from poros.checkpoint import MappedSource, SafetensorsSource, check_names, load_config, resolve_model
 from poros.engine.engine import Engine
 from poros.interfaces import Architecture, TensorSource, WeightFormat
 from poros.model import MetaModel, load_model, make_meta_model
@@ -26,27 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenModel", "describe_model", "open_model"]
 
 Progress = Callable[[int, int], None]
-
-
-class RenamedSource:
-    """A `TensorSource` by parameter names, over files that may call the tensors otherwise."""
-
-    def __init__(self, source: SafetensorsSource, file_names: Mapping[str, str]) -> None:
-        self._source = source
-        self._file_names = file_names
-        self.fingerprint = source.fingerprint
-
-    def names(self) -> Sequence[str]:
-        """See `TensorSource.names`."""
-        return tuple(self._file_names)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
-        return self._source.shape(self._file_names.get(name, name))
-
-    def load(self, name: str, device: torch.device) -> torch.Tensor:
-        """See `TensorSource.load`."""
-        return self._source.load(self._file_names.get(name, name), device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +138,7 @@ def open_model(
         lora=lora,
         numerics=numerics,
         meta=meta,
-        source=RenamedSource(source, names),
+        source=MappedSource(source, names),
         notes=_cast_notes(source, names, meta, numerics),
     )
 
@@ -172,7 +152,8 @@ def _match_names(
     names = check_names(source, meta.tensor_names, ignored=architecture.ignored_tensors, tied=tied)
     # The meta model's linears are frozen by now: the shapes are those of a plain one.
     plain = architecture.build(config).state_dict()
-    check_shapes(source, names, {name: tuple(plain[name].shape) for name in names})
+    for name, file_name in names.items():
+        check_shape(source, file_name, tuple(plain[name].shape))
     return names
 
 
