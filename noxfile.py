@@ -7,6 +7,7 @@ second copy of torch would cost minutes and prove nothing. Sessions about *insta
 from __future__ import annotations
 
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -77,9 +78,10 @@ def real_models(session: nox.Session) -> None:
 @nox.session
 def oldest(session: nox.Session) -> None:
     """CPU tests with the oldest supported transformers and torch."""
-    packages = [arg for path in _packages() for arg in ("-e", path)]
-    # Not pinned by the constraints: these are the newest of the range, and this is about the oldest.
-    session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp")
+    packages = [arg for path in _packages() for arg in ("-e", str(ROOT / path))]
+    # From outside: below this folder uv adds the constraints of pyproject.toml, which pin the newest versions.
+    with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
+        session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp")
     session.run("python", "-m", "pytest", *session.posargs)
 
 
@@ -136,8 +138,10 @@ def _install_wheels(session: nox.Session, *distributions: str) -> None:
     pinned.write_text("\n".join(settings["tool"]["uv"]["constraint-dependencies"]) + "\n")
     # By path: whatever an index calls `poros` is somebody else's. What these require is found beside them.
     named = [str(path) for name in distributions for path in folder.glob(f"{name.replace('-', '_')}-*.whl")]
+    # Versions do not change between builds, so a wheel in uv's cache may be an older one of the same name.
+    refresh = [f"--refresh-package={Path(path).name}" for path in _packages()]
     session.run(
-        *("uv", "pip", "install", "--quiet", "--no-sources"),
+        *("uv", "pip", "install", "--quiet", "--no-sources", *refresh),
         *("--find-links", str(folder), "--constraint", str(pinned), *named),
         external=True,
     )

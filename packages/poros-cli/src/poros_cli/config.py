@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from poros.errors import ConfigError, FormatError, explain
 from poros.plugins import Registered
@@ -108,7 +109,7 @@ class RunConfig:
             raise ConfigError(message)
 
 
-def check_quantization(name: str, formats: Mapping[str, Registered[object]]) -> None:
+def check_quantization(name: str, formats: Mapping[str, Registered[Any]]) -> None:
     """Raise `FormatError` unless a loaded plugin registers the weight format ``name``.
 
     Args:

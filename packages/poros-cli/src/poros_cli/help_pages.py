@@ -16,9 +16,11 @@ def help_pages() -> Iterator[tuple[str, str]]:
     """Yield (command line, help text) of ``poros`` and of every built-in command."""
     commands = {str(command.name): command for command in poros_register_commands()}
     group = make_group(commands)
-    settings = {"terminal_width": WIDTH, "max_content_width": WIDTH}
-    parent = group.make_context("poros", [], resilient_parsing=True, **settings)
+    parent = group.make_context(
+        "poros", [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
+    )
     yield "poros", group.get_help(parent).rstrip()
     for name, command in sorted(commands.items()):
-        context = command.make_context(name, [], parent=parent, resilient_parsing=True, **settings)
+        # Contexts take their width from the parent; an argument that is missing is no reason to refuse help.
+        context = command.make_context(name, [], parent=parent, resilient_parsing=True)
         yield f"poros {name}", command.get_help(context).rstrip()

@@ -38,9 +38,8 @@ class Poros(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if limited := os.environ.get("POROS_PLUGINS"):
-                error.message += (
-                    f" `POROS_PLUGINS={limited}` limits the plugins; built-in commands need `cli` in it."
-                )
+                hint = f"`POROS_PLUGINS={limited}` limits the plugins; built-in commands need `cli` in it."
+                raise click.UsageError(f"{error.message} {hint}", ctx) from error
             raise
 
 

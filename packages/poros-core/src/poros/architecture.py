@@ -19,6 +19,9 @@ __all__ = ["ArchitectureVerdict", "blockwise_arch_check"]
 # Distributions whose architectures this project's own gates run. Anybody else's word is taken, loudly, as theirs.
 GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen", "poros-arch-gemma"})
 
+# What to install for a model type that no loaded plugin serves.
+OFFERED_ELSEWHERE = {"qwen2": "poros-arch-qwen", "qwen3": "poros-arch-qwen"}
+
 # Config fields by which mixture-of-experts types give themselves away.
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
@@ -81,13 +84,16 @@ def _refusal(config: PreTrainedConfig, registry: Registry) -> str:
             where="config.json, model_type",
             next_step="Use a dense model",
         )
-    near = difflib.get_close_matches(model_type, supported, n=1)
-    hint = f"Did you mean a `{near[0]}` model? " if near else ""
+    if package := OFFERED_ELSEWHERE.get(model_type):
+        advice = f"Run `uv add {package}`, which brings it"
+    else:
+        near = difflib.get_close_matches(model_type, supported, n=1)
+        hint = f"Did you mean a `{near[0]}` model? " if near else ""
+        advice = f"{hint}Write a plugin that registers an `Architecture` for it (docs/plugins.md)"
     return explain(
         f"Model type `{model_type}` is not known to Poros",
         expected=f"one of {supported}",
         got=f"`{model_type}`",
         where="config.json, model_type",
-        next_step=f"{hint}Install the package that serves it (`uv add poros-arch-...`), or write a plugin that registers "
-        "an `Architecture` for it (docs/plugins.md)",
+        next_step=advice,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from poros.errors import DeviceError, PluginError
-from poros.plugins import ENTRY_POINT_GROUP, Registry
+from poros.plugins import ENTRY_POINT_GROUP, Registered, Registry
 from poros_cli.device import resolve_device
 from poros_cli.doctor import probes
 from poros_cli.doctor.host import WSL_SPILL_HINT, host_facts
@@ -78,35 +79,28 @@ def _nf4_problem(facts: dict[str, Any]) -> str:
 
 
 def _plugin_facts(plugins: Registry | PluginError) -> tuple[list[dict[str, Any]], list[str]]:
+    installed = [
+        (entry.name, entry.dist.name if entry.dist else "unknown")
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ]
     if isinstance(plugins, PluginError):
-        installed = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-        facts = [
-            {"name": e.name, "distribution": e.dist.name if e.dist else None, "status": "not loaded"}
-            for e in installed
-        ]
-        return facts, [str(plugins)]
+        return [_plugin(*key, "not loaded") for key in sorted(installed)], [str(plugins)]
     registered: dict[str, list[str]] = {}
-    for role, values in (
-        ("architecture", plugins.architectures),
-        ("format", plugins.weight_formats),
-        ("command", plugins.commands()),
-    ):
+    roles: dict[str, Mapping[str, Registered[Any]]] = {
+        "architecture": plugins.architectures,
+        "format": plugins.weight_formats,
+        "command": plugins.commands(),
+    }
+    for role, values in roles.items():
         for name, entry in values.items():
             registered.setdefault(entry.distribution, []).append(f"{role} {name}")
-    loaded = {(plugin.name, plugin.distribution) for plugin in plugins.plugins}
+    loaded = sorted((plugin.name, plugin.distribution) for plugin in plugins.plugins)
     facts = [
-        {
-            "name": name,
-            "distribution": distribution,
-            "status": "loaded",
-            "registers": registered.get(distribution, []),
-        }
-        for name, distribution in sorted(loaded)
+        _plugin(name, distribution, "loaded", registered.get(distribution)) for name, distribution in loaded
     ]
-    limited = os.environ.get("POROS_PLUGINS")
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        distribution = entry.dist.name if entry.dist else "unknown"
-        if (entry.name, distribution) not in loaded:
-            status = f"left out by POROS_PLUGINS={limited}"
-            facts.append({"name": entry.name, "distribution": distribution, "status": status})
-    return facts, []
+    left_out = f"left out by POROS_PLUGINS={os.environ.get('POROS_PLUGINS')}"
+    return facts + [_plugin(*key, left_out) for key in sorted(installed) if key not in loaded], []
+
+
+def _plugin(name: str, distribution: str, status: str, registers: list[str] | None = None) -> dict[str, Any]:
+    return {"name": name, "distribution": distribution, "status": status, "registers": registers or []}

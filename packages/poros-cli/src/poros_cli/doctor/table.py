@@ -94,7 +94,7 @@ def _pinning_words(pinning: dict[str, Any]) -> str:
 
 def _plugin_rows(plugins: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
     for plugin in plugins:
-        registers = ", ".join(plugin.get("registers", []))
+        registers = ", ".join(plugin["registers"])
         yield (
             f"{plugin['name']} ({plugin['distribution']})",
             plugin["status"] + (f": {registers}" if registers else ""),

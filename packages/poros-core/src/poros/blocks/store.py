@@ -77,5 +77,5 @@ def checksum(store: BlockStore) -> str:
     """Return the SHA-256 of every block's bytes, in order."""
     digest = hashlib.sha256()
     for index in range(len(store.layouts)):
-        digest.update(memoryview(store.block(index).cpu().numpy()))
+        digest.update(store.block(index).cpu().numpy().data)
     return digest.hexdigest()
