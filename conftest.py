@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Tiny kernels on few cores: a pool of spinning threads costs more than it computes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TIERS = ("cpu", "gpu")
 

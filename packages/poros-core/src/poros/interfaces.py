@@ -42,8 +42,15 @@ class MicroBatch(Protocol):
             shifted), -100 where the token is not supervised. Padding is -100 by position, never by id.
     """
 
-    input_ids: torch.Tensor
-    labels: torch.Tensor
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """(B, T) token ids."""
+        ...
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """(B, T) labels."""
+        ...
 
 
 @runtime_checkable

@@ -69,8 +69,8 @@ class LossHead:
         chunk_positions: int,
         softcap: float | None,
     ) -> None:
-        self._norm = norm
-        self._weight = weight
+        self.norm = norm
+        self.weight = weight
         self._compute_dtype = compute_dtype
         self._chunk_positions = chunk_positions
         self._softcap = softcap
@@ -85,8 +85,8 @@ class LossHead:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, V) logits of (P, D) hidden states."""
-        normed = self._norm(hidden).to(self._compute_dtype)
-        logits = F.linear(normed, self._weight.to(self._compute_dtype)).float()
+        normed = self.norm(hidden).to(self._compute_dtype)
+        logits = F.linear(normed, self.weight.to(self._compute_dtype)).float()
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits

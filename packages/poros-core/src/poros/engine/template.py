@@ -64,9 +64,11 @@ class BlockTemplate:
             linear.bind({n.removeprefix(prefix): view for n, view in views.items() if n.startswith(prefix)})
             if workspace is not None and linear.needs_dequantize:
                 linear.workspace = workspace[path]
+        self._plain: list[tuple[nn.Module, str]] = []
         for name, _ in plain_tensors(self.module):
             parent, _, leaf = name.rpartition(".")
             owner = self.module.get_submodule(parent)
+            self._plain.append((owner, leaf))
             if leaf in owner._parameters:
                 owner._parameters[leaf] = nn.Parameter(views[name], requires_grad=False)
             else:
@@ -130,9 +132,7 @@ class BlockTemplate:
         """
         start = self._buffer.data_ptr()
         end = start + self._buffer.numel()
-        for _, linear in self._linears:
-            for view in linear.bound_tensors():
-                assert start <= view.data_ptr() < end or view.numel() == 0, "a frozen tensor left its slot"
-        for name, _ in plain_tensors(self.module):
-            tensor = self.module.state_dict()[name]
-            assert start <= tensor.data_ptr() < end, f"frozen tensor `{name}` left its slot"
+        bound = [view for _, linear in self._linears for view in linear.bound_tensors()]
+        bound += [getattr(owner, leaf) for owner, leaf in self._plain]
+        for tensor in bound:
+            assert start <= tensor.data_ptr() < end, "a frozen tensor left its slot"

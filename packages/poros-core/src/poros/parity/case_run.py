@@ -130,6 +130,7 @@ def start_case(
     Args:
         make_engine: builds another engine than the real one, to inject a fault.
     """
+    torch.manual_seed(RUN_SEED)
     meta, weight_format = case_meta(case, registry)
     model = load_model(
         meta,

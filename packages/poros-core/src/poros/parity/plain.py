@@ -86,6 +86,6 @@ def _forward_backward(
             total = torch.zeros((), device=model.device)
             for positions, tokens in model.head.chunks(make_targets(micro_batch.labels, model.device)):
                 total = total + model.head.chunk_loss(flat.index_select(0, positions), tokens, denominator)
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             losses.append(total.detach())
     return torch.stack(losses)

@@ -1,0 +1,195 @@
+"""Faults that the gates must catch: each is the real engine with one thing broken.
+
+A gate that has never failed proves nothing. Every control here reproduces a bug that users of other trainers hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from poros.blocks.slots import CudaSlots, HostSlots, Slots
+from poros.engine.engine import Engine
+from poros.engine.schedule import Visit
+from poros.engine.template import BlockTemplate
+from poros.model import LoadedModel
+from poros.parity.case_run import RUN_SEED
+from poros.settings import Plan
+
+__all__ = ["FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
+
+EngineMaker = Callable[[LoadedModel, Plan], Engine]
+
+# All bits set is a NaN in bfloat16 and float32 alike.
+POISON_BYTE = 0xFF
+
+# Long enough that a copy which is not waited for is still running when the block is read; about 5 ms at 2 GHz.
+DELAY_CYCLES = 10_000_000
+
+
+class ReversedSums(Engine):
+    """Adds the micro-batches' gradients in descending order: another order of sums rounds differently.
+
+    Shows in float32 compute only: a few bfloat16 gradients add up exactly in float32.
+    """
+
+    def _backward(self, template: BlockTemplate, visit: Visit, state: Any) -> None:
+        order = tuple(reversed(visit.micro_batches))
+        super()._backward(template, Visit(visit.block, visit.slot, visit.direction, order), state)
+
+
+class EarlyRefill(Engine):
+    """Refills a slot between the recompute and its backward: the loss is right, the gradients are not."""
+
+    def _backward(self, template: BlockTemplate, visit: Visit, state: Any) -> None:
+        real_call = template.call
+        store = self.model.store
+        intruder = store.block((visit.block + 1) % self.model.num_blocks)
+
+        def call_then_refill(*args: Any) -> torch.Tensor:
+            output = real_call(*args)
+            assert self.slots is not None
+            assert visit.slot is not None
+            # Through .data: autograd's version counters would catch a copy by torch itself, not one by the device.
+            self.slots.buffers[visit.slot].data[: intruder.numel()].copy_(intruder)
+            return output
+
+        template.call = call_then_refill  # type: ignore[assignment,method-assign]
+        try:
+            super()._backward(template, visit, state)
+        finally:
+            template.call = real_call  # type: ignore[method-assign]
+            # The slot would otherwise stay wrong for the visits after this one: the fault is the backward alone.
+            own = store.block(visit.block)
+            assert self.slots is not None
+            assert visit.slot is not None
+            self.slots.buffers[visit.slot][: own.numel()].copy_(own)
+
+
+class SkippedAccumulation(Engine):
+    """Forgets one micro-batch's adapter gradients in one block."""
+
+    def _backward(self, template: BlockTemplate, visit: Visit, state: Any) -> None:
+        lowest = self.model.bank.lowest_adapted()
+        if visit.block != lowest:
+            super()._backward(template, visit, state)
+            return
+        real_backward = template.backward
+        calls = iter(visit.micro_batches)
+
+        def backward(*args: Any) -> torch.Tensor:
+            before = [g.clone() for g in self._region.gradients.values()]
+            result = real_backward(*args)
+            if next(calls) == 1:
+                for gradient, old in zip(self._region.gradients.values(), before, strict=True):
+                    gradient.copy_(old)
+            return result
+
+        template.backward = backward  # type: ignore[assignment,method-assign]
+        try:
+            super()._backward(template, visit, state)
+        finally:
+            template.backward = real_backward  # type: ignore[method-assign]
+
+
+class UnwaitedHostSlots(HostSlots):
+    """Copies run as late as they may, and one acquire in three does not wait for its copy."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, lazy=True)
+        self._acquires = 0
+
+    def acquire(self, slot: int) -> None:
+        self._acquires += 1
+        if self._acquires % 3:
+            super().acquire(slot)
+
+
+class UnwaitedCudaSlots(CudaSlots):
+    """Copies are delayed on the copy stream, and the compute stream does not wait for them."""
+
+    def _copy(self, block: int, source: torch.Tensor, slot: int) -> None:
+        with torch.cuda.stream(self.copy_stream):
+            torch.cuda._sleep(DELAY_CYCLES)
+        super()._copy(block, source, slot)
+
+    def acquire(self, slot: int) -> None:
+        pass
+
+
+class DelayedCudaSlots(CudaSlots):
+    """Every copy is delayed on the copy stream, and correctly waited for."""
+
+    def _copy(self, block: int, source: torch.Tensor, slot: int) -> None:
+        with torch.cuda.stream(self.copy_stream):
+            torch.cuda._sleep(DELAY_CYCLES)
+        super()._copy(block, source, slot)
+
+
+def _poison_on_release(slots: Slots) -> None:
+    """Overwrite a slot with NaN when it is released, although its block is kept for a later visit."""
+    release = slots.release
+
+    def poisoning_release(slot: int) -> None:
+        slots.buffers[slot].fill_(POISON_BYTE)
+        release(slot)
+
+    slots.release = poisoning_release  # type: ignore[method-assign]
+
+
+def _with_slots(make_host: type[HostSlots], make_cuda: type[CudaSlots], **options: Any) -> EngineMaker:
+    def make(model: LoadedModel, plan: Plan) -> Engine:
+        engine = Engine(model, plan, seed=RUN_SEED)
+        if model.device.type == "cuda":
+            engine.slots = make_cuda(model.store, plan.num_slots, model.device)
+        else:
+            engine.slots = make_host(model.store, plan.num_slots, model.device, **options)
+        return engine
+
+    return make
+
+
+def _engine(kind: type[Engine]) -> EngineMaker:
+    return lambda model, plan: kind(model, plan, seed=RUN_SEED)
+
+
+def _poisoned(model: LoadedModel, plan: Plan) -> Engine:
+    engine = Engine(model, plan, seed=RUN_SEED)
+    assert engine.slots is not None
+    _poison_on_release(engine.slots)
+    return engine
+
+
+def poison_before_refill(model: LoadedModel, plan: Plan) -> Engine:
+    """Return a correct engine whose slots are filled with NaN right before every copy; it must stay equal."""
+    engine = Engine(model, plan, seed=RUN_SEED)
+    slots = engine.slots
+    assert slots is not None
+    copy = slots._copy
+
+    def poisoning_copy(block: int, source: torch.Tensor, slot: int) -> None:
+        if isinstance(slots, CudaSlots):
+            with torch.cuda.stream(slots.copy_stream):
+                if (released := slots._released[slot]) is not None:
+                    slots.copy_stream.wait_event(released)
+                slots.buffers[slot].fill_(POISON_BYTE)
+        else:
+            slots.buffers[slot].fill_(POISON_BYTE)
+        copy(block, source, slot)
+
+    slots._copy = poisoning_copy  # type: ignore[method-assign]
+    return engine
+
+
+# Correct engines under the least favourable timing: copies as late as they may be. Must stay equal.
+delayed_copies: EngineMaker = _with_slots(HostSlots, DelayedCudaSlots, lazy=True)
+
+FAULTS: dict[str, EngineMaker] = {
+    "reversed-sums": _engine(ReversedSums),
+    "early-refill": _engine(EarlyRefill),
+    "copy-not-waited-for": _with_slots(UnwaitedHostSlots, UnwaitedCudaSlots),
+    "poisoned-released-slot": _poisoned,
+    "skipped-accumulation": _engine(SkippedAccumulation),
+}
