@@ -247,7 +247,7 @@ def test_a_launcher_with_several_processes_is_refused(
     make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"one device.*WORLD_SIZE=2"):
+    with pytest.raises(UserError, match="one process on one device"):
         make_trainer(tmp_path)
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+EXIT_INTERRUPTED = 130
+
 EPILOG = """\b
 Examples:
   poros train examples/quickstart.yaml
@@ -37,12 +39,19 @@ def train(registry: Registry, config_file: Path | None, overrides: tuple[str, ..
     Settings come from CONFIG.yaml, from flags, or both. Where the base lives (--residency, --slots, --order)
     never changes a bit of the result.
     """
-    from poros.errors import PorosError
-    from poros_cli.config import check_quantization
-    from poros_cli.device import refuse_many_processes, resolve_device
+    from rich.console import Console
 
-    refuse_many_processes()
+    from poros_cli.assemble import assemble
+    from poros_cli.output import ProgressReporter, quiet_libraries, show_summary
+
     config = config_from(config_file, overrides, flags)
-    check_quantization(config.quantization, registry.weight_formats)
-    resolve_device(config.device)
-    raise PorosError("`poros train` is not connected to the engine yet.")
+    console = Console(highlight=False, soft_wrap=True)
+    with (
+        quiet_libraries(console),
+        ProgressReporter(console) as progress,
+        assemble(config, registry, reporters=(progress,), say=progress.say).trainer as trainer,
+    ):
+        result = trainer.run()
+    show_summary(console, result)
+    if result.interrupted:
+        raise click.exceptions.Exit(EXIT_INTERRUPTED)

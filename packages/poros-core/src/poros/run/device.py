@@ -11,8 +11,6 @@ from poros.errors import ConfigError, DeviceError, UserError, explain
 
 __all__ = ["describe_device", "refuse_many_processes", "resolve_device"]
 
-WORLD_VARIABLE = "WORLD_SIZE"
-
 
 def resolve_device(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; CUDA devices carry their index.
@@ -58,18 +56,10 @@ def describe_device(device: torch.device) -> str:
 
 
 def refuse_many_processes(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to run as one of several processes of a launcher; each would train the whole run by itself.
-
-    Raises:
-        UserError: ``WORLD_SIZE`` is above 1.
-    """
-    size = environment.get(WORLD_VARIABLE, "1")
-    if size not in ("", "0", "1"):
+    """Raise `UserError` if a launcher started several processes: each would train the same adapter on its own."""
+    world_size = environment.get("WORLD_SIZE", "1").strip() or "1"
+    if world_size != "1":
         raise UserError(
-            explain(
-                "Poros trains on one device",
-                expected="one process",
-                got=f"`{WORLD_VARIABLE}={size}`",
-                next_step="Start `poros train` by itself, without torchrun; choose the device with `--device cuda:N`",
-            )
+            f"Poros trains in one process on one device, but `WORLD_SIZE` is {world_size}: start `poros train` without "
+            "torchrun, accelerate or another launcher, and choose the device with `--device cuda:N`."
         )

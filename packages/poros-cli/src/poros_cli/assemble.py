@@ -1,0 +1,137 @@
+"""From the settings of `poros train` to a trainer: the model, its tokenizer, the rows, the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poros.checkpoint import prepare_output_folder
+from poros.errors import CheckpointError, explain
+from poros.plugins import Registry
+from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
+from poros.run.device import refuse_many_processes, resolve_device
+from poros_cli.config import RunConfig
+from poros_cli.tokenizer import load_tokenizer, stop_token_ids
+from poros_data import Dataset, StepPlan, eval_batches, load_dataset, padding_id
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Assembled", "assemble"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """A trainer and what it was made from."""
+
+    trainer: Trainer
+    model: OpenModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def assemble(
+    config: RunConfig, registry: Registry, *, reporters: Sequence[Reporter], say: Callable[[str], None]
+) -> Assembled:
+    """Check everything that can be checked cheaply, cheapest first, and return a trainer that is ready to load.
+
+    Args:
+        config: the settings.
+        registry: the loaded plugins.
+        reporters: receive the run's events.
+        say: shows a line to the user.
+
+    Raises:
+        UserError, DataError: whatever is wrong with the user's input; nothing on the disk has been changed by then.
+    """
+    refuse_many_processes()
+    resolve_device(config.device)
+    # Asked here because reading rows may take a while; the trainer asks again and acts on it.
+    prepare_output_folder(Path(config.output), resume=config.resume or config.overwrite)
+    model = open_model(
+        config.model,
+        quantization=config.quantization,
+        lora=config.lora,
+        numerics=config.numerics,
+        registry=registry,
+    )
+    say(_describe(model))
+    tokenizer = load_tokenizer(model.folder)
+    rows = _read(config.data, model, tokenizer, config, say)
+    held_out = _read(config.eval_data, model, tokenizer, config, say) if config.eval_data else None
+    pad_id = padding_id(tokenizer)
+    batching: dict[str, Any] = {
+        "micro_batch_size": config.micro_batch_size,
+        "length_bucket": config.numerics.length_bucket,
+        "pad_id": pad_id,
+    }
+    steps = StepPlan(
+        rows.rows,
+        micro_batches_per_step=config.micro_batches,
+        seed=config.seed,
+        num_epochs=config.epochs,
+        max_steps=config.max_steps,
+        **batching,
+    )
+    settings = RunSettings(
+        output=config.output,
+        device=config.device,
+        seed=config.seed,
+        save_every=config.save_every,
+        eval_every=config.eval_every,
+        keep_checkpoints=config.keep_checkpoints,
+        resume=config.resume,
+        overwrite=config.overwrite,
+        optimizer=config.optimizer,
+        plan=config.plan,
+    )
+    trainer = Trainer(
+        model,
+        steps,
+        settings,
+        evaluation=eval_batches(held_out.rows, **batching) if held_out else (),
+        reporters=reporters,
+        data_record={**rows.parts, **batching, "micro_batches": config.micro_batches},
+    )
+    return Assembled(trainer=trainer, model=model, tokenizer=tokenizer)
+
+
+def _describe(model: OpenModel) -> str:
+    status = model.verdict.status.replace("_", " ")
+    return (
+        f"{model.name}: {model.meta.architecture.name} ({status}, from {model.verdict.distribution}), "
+        f"{len(model.meta.blocks)} blocks, {model.weight_format.name}"
+    )
+
+
+def _read(
+    path: str,
+    model: OpenModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig,
+    say: Callable[[str], None],
+) -> Dataset:
+    dataset = load_dataset(
+        path, tokenizer, max_length=config.max_length, stop_token_ids=stop_token_ids(model.folder)
+    )
+    _check_vocabulary(dataset, int(model.config.vocab_size), path)
+    for line in dataset.report.lines():
+        say(line)
+    return dataset
+
+
+def _check_vocabulary(dataset: Dataset, vocab_size: int, path: str) -> None:
+    """Refuse token ids that the embedding does not have, before a lookup fails on the device."""
+    for row in dataset.rows:
+        highest = max(row.input_ids)
+        if highest >= vocab_size:
+            raise CheckpointError(
+                explain(
+                    "The tokenizer does not fit the model",
+                    expected=f"token ids below {vocab_size} (`vocab_size` in config.json)",
+                    got=highest,
+                    where=f"{path}:{row.line}",
+                    next_step="Use the tokenizer that belongs to these weights",
+                )
+            )

@@ -1,0 +1,62 @@
+"""The tokenizer of a model folder, from its files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poros.errors import CheckpointError, explain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["load_tokenizer", "stop_token_ids"]
+
+GENERATION_CONFIG = "generation_config.json"
+# One of these holds the vocabulary. Without any, Transformers builds an empty tokenizer of the model's type.
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the fast tokenizer of a model folder; nothing is downloaded and no code of the model is run.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    if not any(next(folder.glob(name), None) for name in VOCABULARY_FILES):
+        raise _unreadable(folder, "none of these files")
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the library raises whatever its parsers do
+        raise _unreadable(folder, _first_line(error)) from error
+    return tokenizer
+
+
+def stop_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the ids at which the model's generation config stops; empty where it says nothing."""
+    path = folder / GENERATION_CONFIG
+    try:
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):  # absent or unreadable: only a warning depends on it
+        return ()
+    values = value if isinstance(value, list) else [value]
+    return tuple(item for item in values if isinstance(item, int))
+
+
+def _unreadable(folder: Path, got: str) -> CheckpointError:
+    return CheckpointError(
+        explain(
+            "Cannot load the model's tokenizer",
+            expected="tokenizer.json and tokenizer_config.json",
+            got=got,
+            where=str(folder),
+            next_step="Copy the tokenizer's files into the model folder",
+        )
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
