@@ -250,6 +250,7 @@ class ParityCase:
         row_lengths: per micro-batch, the token counts of its rows (unequal on purpose).
         lora: keyword arguments of `poros.settings.LoraSettings`.
         num_steps: optimizer steps to compare.
+        length_bucket, loss_chunk_positions: numerics; small, so that tiny rows need padding and several chunks.
     """
 
     name: str
@@ -260,3 +261,5 @@ class ParityCase:
     row_lengths: tuple[tuple[int, ...], ...] = ((9, 4), (5,), (14, 3), (7,), (11, 12))
     lora: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({"rank": 4}))
     num_steps: int = 5
+    length_bucket: int = 4
+    loss_chunk_positions: int = 5

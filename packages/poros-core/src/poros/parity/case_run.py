@@ -29,8 +29,6 @@ DATA_SEED = 11
 # A large rate and decay, so that a wrong moment or a skipped step shows in the weights at once.
 OPTIMIZER = OptimizerSettings(learning_rate=1e-3, weight_decay=0.01, schedule="cosine", warmup_steps=1)
 
-LENGTH_BUCKET = 4
-
 
 @dataclass(frozen=True, slots=True)
 class RandomBatch:
@@ -45,7 +43,7 @@ def case_micro_batches(case: ParityCase, vocab_size: int, step: int) -> list[Mic
     generator = torch.Generator().manual_seed(DATA_SEED * 1000 + step)
     batches: list[MicroBatch] = []
     for lengths in case.row_lengths:
-        width = -(-max(lengths) // LENGTH_BUCKET) * LENGTH_BUCKET
+        width = -(-max(lengths) // case.length_bucket) * case.length_bucket
         ids = torch.zeros(len(lengths), width, dtype=torch.int64)
         labels = torch.full_like(ids, IGNORE_INDEX)
         for row, length in enumerate(lengths):
@@ -93,8 +91,12 @@ class CaseRun:
 
 
 def case_numerics(case: ParityCase) -> Numerics:
-    """Return the case's numerics; small loss chunks, so that every micro-batch needs several."""
-    return Numerics(compute_dtype=case.compute_dtype, length_bucket=LENGTH_BUCKET, loss_chunk_positions=5)
+    """Return the case's numerics."""
+    return Numerics(
+        compute_dtype=case.compute_dtype,
+        length_bucket=case.length_bucket,
+        loss_chunk_positions=case.loss_chunk_positions,
+    )
 
 
 def case_meta(case: ParityCase, registry: Registry) -> tuple[MetaModel, WeightFormat]:

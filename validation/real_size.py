@@ -1,0 +1,223 @@
+"""The residency gate at real sizes: seeded random weights at published config values, full depth, one receipt a case.
+
+Run on a GPU machine, from the repository's root:
+
+    python validation/real_size.py --output validation/receipts qwen2.5-7b:nf4 qwen2.5-32b:nf4
+
+A case is SHAPE:FORMAT[:BLOCKS]. Exit code 0 means that every comparison was equal and every control failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from poros.determinism import configure
+from poros.interfaces import ParityCase
+from poros.parity import compare
+from poros.parity.case_run import CaseRun, start_case
+from poros.parity.faults import FAULTS
+from poros.parity.receipts import write_receipt
+from poros.parity.trajectory import Trajectory
+from poros.plugins import Registry, load_registry
+from poros.settings import ACCUMULATION_ORDERS, Plan
+from poros_arch_qwen.real_shapes import REAL_SHAPES, real_config
+from poros_quant.aliasing import reproduce_aliasing
+
+NUM_STEPS = 3
+TIMED_STEPS = 3
+LINK_PROBE_BYTES = 1 << 30
+
+PLANS = {
+    "streamed, 2 slots, block-major": Plan(num_slots=2),
+    "streamed, 3 slots, block-major, workspace": Plan(num_slots=3, workspace=True),
+    "streamed, 3 slots, micro-batch-major": Plan(num_slots=3, order=ACCUMULATION_ORDERS[1]),
+}
+CONTROLS = ("early-refill", "copy-not-waited-for")
+
+
+def make_case(shape: str, weight_format: str, num_blocks: int | None, tokens: int) -> ParityCase:
+    """Return a case of two micro-batches of unequal length, rank 16 on every linear layer."""
+    return ParityCase(
+        name=f"{shape}-{weight_format}",
+        architecture="qwen3" if shape.startswith("qwen3") else "qwen2",
+        make_config=partial(real_config, shape, num_blocks),
+        weight_format=weight_format,
+        row_lengths=((tokens,), (tokens - 37,)),
+        lora={"rank": 16, "alpha": 32},
+        num_steps=NUM_STEPS,
+        length_bucket=64,
+        loss_chunk_positions=256,
+    )
+
+
+def link_bytes_per_second(device: torch.device) -> float:
+    """Measure the pinned host-to-device rate with one large copy, best of three."""
+    from poros.blocks.host_memory import HostArena
+
+    arena = HostArena([LINK_PROBE_BYTES], pin=True)
+    target = torch.empty(LINK_PROBE_BYTES, dtype=torch.uint8, device=device)
+    seconds = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        target.copy_(arena.region(0), non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    arena.close()
+    return LINK_PROBE_BYTES / min(seconds)
+
+
+def timed_steps(run: CaseRun) -> dict[str, Any]:
+    """Time whole optimizer steps without recording; the first is left out."""
+    seconds = []
+    run.engine.take_statistics()
+    for index in range(TIMED_STEPS + 1):
+        batches = run.micro_batches(index)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run.engine.step(batches, index)
+        run.optimizer.clip()
+        run.optimizer.step()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        statistics = run.engine.take_statistics()
+    return {
+        "step_seconds": sorted(seconds[1:])[TIMED_STEPS // 2],
+        "all_step_seconds": seconds,
+        "h2d_bytes_per_step": statistics.h2d_bytes,
+        "exposed_copy_seconds": statistics.exposed_copy_seconds,
+    }
+
+
+def run_plan(
+    case: ParityCase, plan: Plan, registry: Registry, device: torch.device, fault: str | None = None
+) -> tuple[Trajectory, dict[str, Any]]:
+    """Train the case under a plan; return its trajectory and what it cost."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    run = start_case(case, plan, registry, device, make_engine=FAULTS[fault] if fault else None)
+    facts: dict[str, Any] = {"load_seconds": time.perf_counter() - start}
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        trajectory = run.train(case.num_steps)
+        if fault is None:
+            facts |= timed_steps(run)
+        facts["peak_device_bytes"] = torch.cuda.max_memory_allocated()
+        facts["store_bytes"] = sum(layout.num_bytes for layout in run.model.store.layouts)
+    finally:
+        run.close()
+    return trajectory, facts
+
+
+def gate(case: ParityCase, registry: Registry, device: torch.device, controls: bool) -> dict[str, Any]:
+    """Run oracle, repeat, plans and controls of one case."""
+    resident = Plan(residency="resident")
+    oracle, facts = run_plan(case, resident, registry, device)
+    again, _ = run_plan(case, resident, registry, device)
+    results: dict[str, Any] = {"resident": facts | {"repeats": compare(oracle, again).outcome}}
+    del again
+    for name, plan in PLANS.items():
+        trajectory, facts = run_plan(case, plan, registry, device)
+        verdict = compare(oracle, trajectory)
+        results[name] = facts | {"plan": asdict(plan), "verdict": verdict.outcome, "detail": verdict.detail}
+        print(case.name, name, verdict.outcome, verdict.detail, f"{facts['step_seconds']:.3f} s", flush=True)
+        del trajectory
+    for fault in CONTROLS if controls else ():
+        trajectory, _ = run_plan(case, Plan(num_slots=2), registry, device, fault)
+        verdict = compare(oracle, trajectory)
+        results[f"control: {fault}"] = {"verdict": verdict.outcome, "detail": verdict.detail}
+        print(case.name, fault, verdict.outcome, verdict.detail, flush=True)
+    return results
+
+
+def aliasing(case: ParityCase, registry: Registry, device: torch.device, tokens: int) -> dict[str, Any]:
+    """Reproduce the `MatMul4Bit` fault on the case's first two blocks."""
+    run = start_case(case, Plan(residency="resident"), registry, device)
+    return asdict(reproduce_aliasing(run, tokens))
+
+
+def passed(results: dict[str, Any]) -> bool:
+    """Whether everything that must be equal is, and everything that must fail does."""
+    for name, result in results.items():
+        if name.startswith("control: "):
+            good = result["verdict"] == "different"
+        elif name == "aliasing":
+            good = result["output_equal"] and result["visit_equal"] and result["faulty_gradient_cosine"] < 0.9
+        else:
+            good = result.get("verdict", result.get("repeats")) == "equal"
+        if not good:
+            return False
+    return True
+
+
+def parse(cases: list[str]) -> Iterator[tuple[str, str, int | None]]:
+    """Yield (shape, format, blocks) of SHAPE:FORMAT[:BLOCKS]."""
+    for text in cases:
+        shape, weight_format, *rest = text.split(":")
+        if shape not in REAL_SHAPES:
+            raise SystemExit(f"unknown shape `{shape}`: expected one of {sorted(REAL_SHAPES)}")
+        yield shape, weight_format, int(rest[0]) if rest else None
+
+
+def main() -> int:
+    """Run every case, write receipts, print a table last."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="+", metavar="SHAPE:FORMAT[:BLOCKS]")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--controls", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device("cuda")
+    configure(device)
+    registry = load_registry()
+    link = link_bytes_per_second(device)
+    ok = True
+    for shape, weight_format, num_blocks in parse(arguments.cases):
+        case = make_case(shape, weight_format, num_blocks, arguments.tokens)
+        config = case.make_config()
+        try:
+            results = gate(case, registry, device, arguments.controls)
+            if weight_format == "nf4":
+                results["aliasing"] = aliasing(case, registry, device, arguments.tokens)
+        except Exception:  # the cases after this one are still worth their device time
+            traceback.print_exc()
+            ok = False
+            continue
+        measured = {
+            "claim": "residency",
+            "shape": shape,
+            "num_blocks": config.num_hidden_layers,
+            "full_depth": num_blocks is None,
+            "weight_format": weight_format,
+            "row_lengths": case.row_lengths,
+            "lora": dict(case.lora),
+            "num_steps": case.num_steps,
+            "link_bytes_per_second": link,
+            "passed": passed(results),
+            "results": results,
+        }
+        ok &= measured["passed"]
+        write_receipt(arguments.output / f"residency-{case.name}.json", device, measured)
+        print(json.dumps({"case": case.name, "passed": measured["passed"]}), flush=True)
+        for name, result in results.items():
+            shown = {k: v for k, v in result.items() if isinstance(v, int | float | str) and k != "detail"}
+            print("  ", name, json.dumps(shown), flush=True)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
