@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from poros.errors import FormatError
-from poros.plugins import Registered
-from poros_cli.config import RunConfig, check_quantization
+from poros.errors import ConfigError
+from poros_cli.config import RunConfig, parse_size
 from poros_cli.config_file import load_config
 from poros_cli.run_options import FLAGS
 from poros_cli.schema import FOREIGN, nearest, sections, settings
@@ -56,23 +55,15 @@ def test_nearest_name(path: str, expected: str) -> None:
     assert nearest(path) == expected
 
 
-FORMATS = {"nf4": Registered(object(), "poros-quant")}
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("6GiB", 6 * 2**30), ("500 MB", 500 * 10**6), ("1.5gib", 3 * 2**29), ("20KB", 20_000)],
+)
+def test_sizes_carry_their_unit(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
 
 
-def test_registered_format_is_accepted() -> None:
-    check_quantization("nf4", FORMATS)
-
-
-def test_int8_is_refused_with_the_reason() -> None:
-    with pytest.raises(FormatError, match=r"`int8` is not offered: .*outlier columns.*Offered: nf4"):
-        check_quantization("int8", FORMATS)
-
-
-def test_unknown_format_lists_what_is_offered() -> None:
-    with pytest.raises(FormatError, match="expected nf4, got 'gptq'"):
-        check_quantization("gptq", FORMATS)
-
-
-def test_no_format_at_all_names_what_to_add() -> None:
-    with pytest.raises(FormatError, match="uv add poros-quant"):
-        check_quantization("nf4", {})
+@pytest.mark.parametrize("text", ["6", "GiB", "6 potatoes", "-1GB", ""])
+def test_a_size_without_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="`vram`: expected a size such as 6GiB or 500MB"):
+        parse_size(text)

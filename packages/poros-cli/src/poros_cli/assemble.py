@@ -12,7 +12,7 @@ from poros.errors import CheckpointError, explain
 from poros.plugins import Registry
 from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
-from poros_cli.config import RunConfig
+from poros_cli.config import RunConfig, parse_size
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
 from poros_data import Dataset, StepPlan, eval_batches, load_dataset, padding_id
 
@@ -70,7 +70,7 @@ def assemble(
         rows.rows,
         micro_batches_per_step=config.micro_batches,
         seed=config.seed,
-        num_epochs=config.epochs,
+        num_epochs=_num_epochs(config),
         max_steps=config.max_steps,
         **batching,
     )
@@ -83,6 +83,7 @@ def assemble(
         keep_checkpoints=config.keep_checkpoints,
         resume=config.resume,
         overwrite=config.overwrite,
+        device_budget_bytes=None if config.vram is None else parse_size(config.vram),
         optimizer=config.optimizer,
         plan=config.plan,
     )
@@ -95,6 +96,11 @@ def assemble(
         data_record={**rows.parts, **batching, "micro_batches": config.micro_batches},
     )
     return Assembled(trainer=trainer, model=model, tokenizer=tokenizer)
+
+
+def _num_epochs(config: RunConfig) -> int | None:
+    """Return one epoch where nobody said how long; ``max_steps`` alone repeats the rows as often as it needs."""
+    return 1 if config.epochs is None and config.max_steps is None else config.epochs
 
 
 def _describe(model: OpenModel) -> str:

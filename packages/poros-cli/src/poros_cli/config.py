@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from poros.errors import ConfigError, FormatError, explain
-from poros.plugins import Registered
+from poros.errors import ConfigError, explain
 from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
 
-__all__ = ["RunConfig", "check_quantization"]
+__all__ = ["RunConfig", "parse_size"]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 POSITIVE = (
@@ -24,11 +21,9 @@ POSITIVE = (
     "eval_every",
     "keep_checkpoints",
 )
-# Named because it is the first thing that people coming from bitsandbytes ask for.
-INT8_REASON = (
-    "bitsandbytes' int8 product picks outlier columns from the activations of the whole batch, so a row's result "
-    "depends on the rows beside it and no gate can promise equal bits"
-)
+# Bytes per unit. GB is what cards are sold by, GiB what tools show.
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +39,7 @@ class RunConfig:
         device: ``auto`` (a CUDA device if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         seed: adapter initialization, order of rows and dropout follow from it.
         max_steps: optimizer steps at most.
-        epochs: passes over the data at most.
+        epochs: passes over the data at most; None is one, or as many as ``max_steps`` needs.
         micro_batch_size: rows that go through the model together.
         micro_batches: micro-batches per optimizer step.
         max_length: tokens per row at most.
@@ -52,7 +47,7 @@ class RunConfig:
         keep_checkpoints: newest checkpoints that are kept.
         resume: go on from the newest complete checkpoint in ``output``.
         overwrite: empty a used ``output`` first.
-        cache_dir: folder for quantized stores; None is a folder under the user's cache.
+        vram: refuse a run whose predicted peak of device memory is higher, such as ``6GiB``; None is no limit.
     """
 
     model: str
@@ -63,7 +58,7 @@ class RunConfig:
     device: str = "auto"
     seed: int = 0
     max_steps: int | None = None
-    epochs: int = 1
+    epochs: int | None = None
     micro_batch_size: int = 1
     micro_batches: int = 8
     max_length: int = 1024
@@ -72,7 +67,7 @@ class RunConfig:
     keep_checkpoints: int = 2
     resume: bool = False
     overwrite: bool = False
-    cache_dir: str | None = None
+    vram: str | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     numerics: Numerics = field(default_factory=Numerics)
@@ -91,6 +86,8 @@ class RunConfig:
         if not DEVICE.fullmatch(self.device):
             expected = "auto, cpu, cuda or cuda:N"
             raise ConfigError(explain("Bad setting `device`", expected=expected, got=repr(self.device)))
+        if self.vram is not None:
+            parse_size(self.vram)
         if self.resume and self.overwrite:
             message = explain(
                 "Bad settings `resume` and `overwrite`",
@@ -109,18 +106,15 @@ class RunConfig:
             raise ConfigError(message)
 
 
-def check_quantization(name: str, formats: Mapping[str, Registered[Any]]) -> None:
-    """Raise `FormatError` unless a loaded plugin registers the weight format ``name``.
+def parse_size(text: str) -> int:
+    """Return the bytes that a text like ``6GiB`` or ``500 MB`` means.
 
-    Args:
-        name: value of the setting ``quantization``.
-        formats: `poros.plugins.Registry.weight_formats`.
+    Raises:
+        ConfigError: it is no number with a unit; a bare number could mean anything.
     """
-    if name in formats:
-        return
-    offered = ", ".join(sorted(formats)) or "none (install one: `uv add poros-quant`)"
-    if name.lower() in ("int8", "8bit", "8-bit", "load_in_8bit"):
-        raise FormatError(
-            f"Bad setting `quantization`: `{name}` is not offered: {INT8_REASON}. Offered: {offered}."
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            explain("Bad setting `vram`", expected="a size such as 6GiB or 500MB", got=repr(text))
         )
-    raise FormatError(explain("Bad setting `quantization`", expected=offered, got=repr(name)))
+    return int(float(match[1]) * UNITS[match[2].upper()])

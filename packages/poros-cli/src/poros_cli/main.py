@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,15 @@ class Poros(click.Group):
 
 def main() -> None:
     """Run ``poros`` with the process's arguments and exit with its code."""
+    if not sys.warnoptions:
+        # What libraries announce for their next versions is for developers: -W or PYTHONWARNINGS shows it.
+        warnings.simplefilter("ignore", FutureWarning)
+    warnings.showwarning = _show_warning
     sys.exit(run(sys.argv[1:]))
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    click.echo(f"Warning: {message}", err=True)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -14,10 +14,13 @@ from poros_cli.config import RunConfig
 from poros_cli.config_file import load_config
 from poros_cli.schema import settings
 
-__all__ = ["config_arguments", "config_from"]
+__all__ = ["FLAGS", "POSITIVE", "config_arguments", "config_from", "split_names"]
 
 
-def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def split_names(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Return the names of a comma-separated option. A click callback."""
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
@@ -49,7 +52,13 @@ FLAGS = (
     Flag("device", "--device", "Device.", metavar="auto|cpu|cuda|cuda:N"),
     Flag("seed", "--seed", "Seed of adapters, order of rows and dropout.", type=int, metavar="N"),
     Flag("max_steps", "--max-steps", "Optimizer steps at most.", type=POSITIVE, metavar="N"),
-    Flag("epochs", "--epochs", "Passes over the data at most.", type=POSITIVE, metavar="N"),
+    Flag(
+        "epochs",
+        "--epochs",
+        "Passes over the data at most [default: 1, or what --max-steps needs].",
+        type=POSITIVE,
+        metavar="N",
+    ),
     Flag(
         "micro_batch_size", "--micro-batch-size", "Rows that go through together.", type=POSITIVE, metavar="N"
     ),
@@ -63,7 +72,7 @@ FLAGS = (
         "--targets",
         "Linear layers to adapt, by leaf name.",
         metavar="A,B,...",
-        callback=_names,
+        callback=split_names,
     ),
     Flag("optimizer.learning_rate", "--learning-rate", "Peak learning rate.", type=float, metavar="X"),
     Flag(
@@ -77,7 +86,7 @@ FLAGS = (
     Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
     Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
     Flag("overwrite", "--overwrite", "Empty a used --output first.", is_flag=True),
-    Flag("cache_dir", "--cache-dir", "Folder for quantized stores.", metavar="DIR"),
+    Flag("vram", "--vram", "Refuse a run that is predicted to need more device memory.", metavar="SIZE"),
 )
 
 

@@ -48,6 +48,8 @@ FOREIGN = {
     "save_steps": "save_every",
     "eval_steps": "eval_every",
     "save_total_limit": "keep_checkpoints",
+    "vram_limit": "vram",
+    "max_memory": "vram",
     "load_in_4bit": "quantization",
     "load_in_8bit": "quantization",
     "bf16": "numerics.compute_dtype",

@@ -11,7 +11,7 @@ import torch
 
 from poros.errors import DeviceError, PluginError
 from poros.plugins import ENTRY_POINT_GROUP, Registered, Registry
-from poros_cli.device import resolve_device
+from poros.run.device import resolve_device
 from poros_cli.doctor import probes
 from poros_cli.doctor.host import WSL_SPILL_HINT, host_facts
 from poros_cli.doctor.versions import versions

@@ -19,14 +19,19 @@ ALLOWED_FILES = (
     "merges.txt",
     "vocab.txt",
 )
+CONFIG_FILES = ("config.json",)
 IGNORED_FILES = ("*/*", "consolidated*", "*.bin.index.json")
 
 
-def resolve_model(model: str) -> Path:
+def resolve_model(model: str, *, config_only: bool = False) -> Path:
     """Return the local folder of a model, downloading it from the hub only if ``model`` cannot be a path.
 
     A folder that exists is taken as it is, without any network call. So is a missing one refused, if the text looks
     like a path. Everything else is a hub id; the hub's own switches (``HF_HUB_OFFLINE``, ``HF_TOKEN``, ...) hold.
+
+    Args:
+        model: folder or hub id.
+        config_only: download ``config.json`` alone; the folder need not hold weights.
 
     Raises:
         CheckpointError: a missing folder, a file instead of a folder, or a hub model that cannot be fetched: it does
@@ -61,7 +66,7 @@ def resolve_model(model: str) -> Path:
                 next_step="Correct the path; nothing was looked up on the network",
             )
         )
-    return _download(model)
+    return _download(model, CONFIG_FILES if config_only else ALLOWED_FILES)
 
 
 def looks_like_path(model: str) -> bool:
@@ -78,14 +83,14 @@ def looks_like_path(model: str) -> bool:
     )
 
 
-def _download(model: str) -> Path:
+def _download(model: str, files: tuple[str, ...]) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                model, allow_patterns=list(ALLOWED_FILES), ignore_patterns=list(IGNORED_FILES)
+                model, allow_patterns=list(files), ignore_patterns=list(IGNORED_FILES)
             )
         )
     except errors.HFValidationError as error:

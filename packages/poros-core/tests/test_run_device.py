@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from poros.errors import DeviceError, UserError
-from poros_cli.device import describe_device, refuse_many_processes, resolve_device
+from poros.run.device import describe_device, refuse_many_processes, resolve_device
 
 
 @pytest.fixture
