@@ -16,7 +16,6 @@ from poros.plugins import load_registry
 from poros_cli import main as cli
 from poros_cli.doctor import probes
 from poros_cli.doctor.facts import collect_facts
-from poros_cli.doctor.table import format_bytes
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -185,8 +184,3 @@ def test_gpu_doctor_finds_no_problem() -> None:
     facts = collect_facts(load_registry(), "cuda", 2 * GIB)
     assert facts["problems"] == []
     assert facts["pinning"]["pinned_bytes"] > 0
-
-
-@pytest.mark.parametrize(("count", "text"), [(65536, "0.06 MiB"), (GIB, "1.00 GiB"), (0, "0.00 MiB")])
-def test_bytes_are_shown_in_fitting_units(count: int, text: str) -> None:
-    assert format_bytes(count) == text

@@ -64,19 +64,23 @@ def test_one_micro_batch_at_a_time_keeps_fewer_activations() -> None:
     ("files", "expected"),
     [
         ({"memory.max": "3000", "memory.current": "1000"}, 2000),
+        ({"memory.max": "3000"}, 3000),
         ({"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_bytes": "4000"}, 0),
     ],
 )
 def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     assert available_host_bytes(tmp_path) == (expected, "memory limit of this container or control group")
 
 
 def test_without_a_limit_the_machine_decides(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
+    folder = tmp_path / "sys/fs/cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("max\n")
+    (folder / "memory.current").write_text("1000\n")
     available, limit = available_host_bytes(tmp_path)
     assert limit == "free memory of this machine"
     assert 0 < available <= psutil.virtual_memory().total

@@ -9,10 +9,11 @@ from typing import Any
 
 import psutil
 
-__all__ = ["cgroup_memory", "host_facts", "in_container", "in_wsl", "memlock_limit_bytes"]
+from poros.run.control_group import control_group_memory
+from poros.run.memory import available_host_bytes
 
-# cgroup v1 has no "none": an absent limit is the largest page-aligned 64-bit number.
-CGROUP_V1_UNLIMITED_BYTES = 2**60
+__all__ = ["host_facts", "in_container", "in_wsl", "memlock_limit_bytes"]
+
 WSL_SPILL_HINT = (
     "The Windows driver may move GPU memory into system RAM instead of failing: set `CUDA - Sysmem Fallback Policy` to "
     "`Prefer No Sysmem Fallback` in the NVIDIA control panel."
@@ -25,9 +26,8 @@ def host_facts(root: Path = Path("/")) -> dict[str, Any]:
     Args:
         root: root of the file system to read ``/proc``, ``/sys`` and marker files from.
     """
-    limit, used = cgroup_memory(root)
+    limit, used = control_group_memory(root)
     memory = psutil.virtual_memory()
-    available = memory.available if limit is None else min(memory.available, max(limit - (used or 0), 0))
     return {
         "platform": platform.platform(),
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -37,7 +37,7 @@ def host_facts(root: Path = Path("/")) -> dict[str, Any]:
         "ram_available_bytes": memory.available,
         "cgroup_limit_bytes": limit,
         "cgroup_used_bytes": used,
-        "usable_bytes": available,
+        "usable_bytes": available_host_bytes(root)[0],
         "memlock_limit_bytes": memlock_limit_bytes(),
     }
 
@@ -61,21 +61,6 @@ def in_container(root: Path = Path("/")) -> str | None:
     return None
 
 
-def cgroup_memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
-    """Return (limit, use) in bytes of the tightest memory cgroup above this process; None where there is none.
-
-    A limit may sit on any ancestor: systemd puts it on the scope, Docker on the container's own root.
-    """
-    tightest: tuple[int | None, int | None] = (None, None)
-    for folder, limit_name, use_name in _cgroup_folders(root):
-        limit = _number(folder / limit_name)
-        if limit is None or limit >= CGROUP_V1_UNLIMITED_BYTES:
-            continue
-        if tightest[0] is None or limit < tightest[0]:
-            tightest = (limit, _number(folder / use_name))
-    return tightest
-
-
 def memlock_limit_bytes() -> int | None:
     """Return the soft limit of `ulimit -l` in bytes; None is unlimited or unknown (no such limit on Windows)."""
     try:
@@ -84,33 +69,6 @@ def memlock_limit_bytes() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _cgroup_folders(root: Path) -> list[tuple[Path, str, str]]:
-    folders = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = (
-                root / "sys/fs/cgroup/memory",
-                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            )
-        else:
-            continue
-        folder = base / group.lstrip("/")
-        while True:
-            folders.append((folder, *names))
-            if folder == base or base not in folder.parents:
-                break
-            folder = folder.parent
-    return folders
-
-
-def _number(path: Path) -> int | None:
-    text = (_read(path) or "").strip()
-    return int(text) if text.isdigit() else None
 
 
 def _read(path: Path) -> str | None:

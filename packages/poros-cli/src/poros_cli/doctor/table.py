@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["format_bytes", "show_facts"]
+from poros.run.memory import format_bytes
+
+__all__ = ["show_facts"]
 
 
 def show_facts(facts: dict[str, Any], console: Console) -> None:
@@ -99,8 +101,3 @@ def _plugin_rows(plugins: list[dict[str, Any]]) -> Iterable[tuple[str, str]]:
             f"{plugin['name']} ({plugin['distribution']})",
             plugin["status"] + (f": {registers}" if registers else ""),
         )
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Return bytes in GiB, small ones in MiB."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**28 else f"{num_bytes / 2**20:.2f} MiB"

@@ -9,15 +9,10 @@ import psutil
 import torch
 
 from poros.errors import BudgetError, explain
+from poros.run.control_group import control_group_memory
 from poros.run.prediction import Prediction
 
 __all__ = ["available_host_bytes", "check_device_memory", "check_host_memory", "format_bytes", "list_terms"]
-
-CGROUP_FILES = (
-    ("memory.max", "memory.current"),  # version 2
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
-)
-CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def format_bytes(count: float) -> str:
@@ -29,21 +24,17 @@ def format_bytes(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
-def available_host_bytes(root: Path = CGROUP_ROOT) -> tuple[int, str]:
+def available_host_bytes(root: Path = Path("/")) -> tuple[int, str]:
     """Return how much more host memory this process may take, and what limits it.
 
     The limit of the control group counts besides what the machine has free: a container sees the whole machine's
     memory and is killed at its own limit.
     """
     available, limit = psutil.virtual_memory().available, "free memory of this machine"
-    for limit_file, usage_file in CGROUP_FILES:
-        try:
-            allowed = int((root / limit_file).read_text())
-            used = int((root / usage_file).read_text())
-        except (OSError, ValueError):  # no such version, or the word `max`
-            continue
-        if allowed - used < available:
-            available, limit = max(0, allowed - used), "memory limit of this container or control group"
+    allowed, used = control_group_memory(root)
+    if allowed is not None and allowed - (used or 0) < available:
+        available = max(0, allowed - (used or 0))
+        limit = "memory limit of this container or control group"
     return available, limit
 
 
