@@ -53,6 +53,14 @@ def test_streaming_changes_no_bit_of_the_resident_run(
 
 
 @all_cases
+def test_a_store_read_from_the_cache_changes_no_bit(
+    case: ParityCase, registry: Registry, device: torch.device, tmp_path: Path
+) -> None:
+    verdict = gates.cached_store(case, registry, device, tmp_path)
+    assert verdict.outcome == "equal", verdict.detail
+
+
+@all_cases
 def test_the_engine_equals_ordinary_autograd(
     case: ParityCase, registry: Registry, device: torch.device
 ) -> None:

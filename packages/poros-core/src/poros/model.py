@@ -24,6 +24,7 @@ from poros.bank import AdapterBank
 from poros.blocks.fill import BlockFiller, load_checked
 from poros.blocks.kinds import BlockKind, classify_blocks
 from poros.blocks.store import BlockStore, DeviceStore, HostStore
+from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
 from poros.engine.loss import LossHead
 from poros.interfaces import Architecture, BlockContext, ModelParts, TensorSource, WeightFormat
@@ -189,6 +190,7 @@ def load_model(
     device: torch.device,
     seed: int,
     progress: Progress | None = None,
+    cache: StoreCache | None = None,
 ) -> LoadedModel:
     """Quantize the checkpoint tensor by tensor into the plan's store and initialize the adapters.
 
@@ -200,6 +202,7 @@ def load_model(
         weight_format: the same that ``meta`` was made with.
         seed: of the adapters' initial values.
         progress: called with (blocks done, blocks).
+        cache: where a finished store of the same source, format and kind of device may lie, and where a new one goes.
 
     Raises:
         CheckpointError: a tensor is absent or has another shape than the config says.
@@ -214,11 +217,15 @@ def load_model(
         if resident
         else HostStore(layouts, pin=plan.pin_host_memory and device.type == "cuda")
     )
-    filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
-    for index, block in enumerate(blocks):
-        filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
-        if progress is not None:
-            progress(index + 1, len(blocks))
+    key = store_key(source, weight_format, numerics.storage_dtype, device, layouts)
+    if cache is None or not cache.load(key, store):
+        filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
+        for index, block in enumerate(blocks):
+            filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
+            if progress is not None:
+                progress(index + 1, len(blocks))
+        if cache is not None:
+            cache.save(key, store)
     return LoadedModel(
         meta=meta,
         numerics=numerics,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from poros.blocks.store_cache import StoreCache
 from poros.engine.engine import Engine
 from poros.engine.loss import IGNORE_INDEX
 from poros.interfaces import MicroBatch, ParityCase, WeightFormat
@@ -126,11 +127,13 @@ def start_case(
     device: torch.device,
     *,
     make_engine: Callable[[LoadedModel, Plan], Engine] | None = None,
+    cache: StoreCache | None = None,
 ) -> CaseRun:
     """Build the case's model under ``plan`` and return it at step 0.
 
     Args:
         make_engine: builds another engine than the real one, to inject a fault.
+        cache: where the quantized store comes from, if it is there.
     """
     torch.manual_seed(RUN_SEED)
     meta, weight_format = case_meta(case, registry)
@@ -142,6 +145,7 @@ def start_case(
         plan=plan,
         device=device,
         seed=RUN_SEED,
+        cache=cache,
     )
     randomize_adapters(model.bank, MODEL_SEED)
     engine = Engine(model, plan, seed=RUN_SEED) if make_engine is None else make_engine(model, plan)

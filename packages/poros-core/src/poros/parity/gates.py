@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from poros.blocks.store import BlockStore
+from poros.blocks.store_cache import StoreCache
 from poros.determinism import preserved_generator
 from poros.interfaces import ParityCase
 from poros.parity.case_run import CaseRun, start_case
@@ -24,6 +26,7 @@ __all__ = [
     "RESIDENT",
     "STREAMED_PLANS",
     "ReferenceDifference",
+    "cached_store",
     "evaluation",
     "plain",
     "reference",
@@ -82,6 +85,25 @@ def residency(
     return [
         compare(oracle, _train(case, plan, registry, device, case.num_steps, make_engine)) for plan in plans
     ]
+
+
+def cached_store(case: ParityCase, registry: Registry, device: torch.device, folder: Path) -> Verdict:
+    """Compare a streamed run whose store was read from the disk with the resident one that quantized by itself."""
+    oracle = _train(case, RESIDENT, registry, device, case.num_steps)
+    cache = StoreCache(folder)
+    start_case(case, STREAMED_PLANS[0], registry, device, cache=cache).close()
+    run = start_case(case, STREAMED_PLANS[0], registry, device, cache=_ReadOnlyCache(folder))
+    try:
+        return compare(oracle, run.train(case.num_steps))
+    finally:
+        run.close()
+
+
+class _ReadOnlyCache(StoreCache):
+    """Fails the gate if the store was not cached: quantizing again would prove nothing."""
+
+    def save(self, key: str, store: BlockStore) -> None:
+        raise AssertionError(f"store `{key}` was not found in the cache")
 
 
 def plain(case: ParityCase, registry: Registry, device: torch.device) -> Verdict:
