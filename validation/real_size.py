@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from poros.determinism import configure
 from poros.interfaces import ParityCase
 from poros.parity import compare
-from poros.parity.case_run import CaseRun, start_case
+from poros.parity.case_run import CaseRun, case_micro_batches, start_case
 from poros.parity.faults import FAULTS
 from poros.parity.receipts import write_receipt
 from poros.parity.trajectory import Trajectory
@@ -37,6 +37,7 @@ from poros_quant.aliasing import reproduce_aliasing
 
 NUM_STEPS = 3
 TIMED_STEPS = 3
+LARGE_STEP_MICRO_BATCHES = 8
 LINK_PROBE_BYTES = 1 << 30
 
 PLANS = {
@@ -79,12 +80,14 @@ def link_bytes_per_second(device: torch.device) -> float:
     return LINK_PROBE_BYTES / min(seconds)
 
 
-def timed_steps(run: CaseRun) -> dict[str, Any]:
+def timed_steps(run: CaseRun, row_lengths: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
     """Time whole optimizer steps without recording; the first is left out."""
     seconds = []
     run.engine.take_statistics()
+    torch.cuda.reset_peak_memory_stats()
+    case = replace(run.case, row_lengths=row_lengths)
     for index in range(TIMED_STEPS + 1):
-        batches = run.micro_batches(index)
+        batches = case_micro_batches(case, int(run.model.config.vocab_size), index)
         torch.cuda.synchronize()
         start = time.perf_counter()
         run.engine.step(batches, index)
@@ -93,9 +96,14 @@ def timed_steps(run: CaseRun) -> dict[str, Any]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
         statistics = run.engine.take_statistics()
+    step_seconds = sorted(seconds[1:])[TIMED_STEPS // 2]
+    tokens = sum(sum(lengths) for lengths in row_lengths)
     return {
-        "step_seconds": sorted(seconds[1:])[TIMED_STEPS // 2],
+        "row_lengths": row_lengths,
+        "step_seconds": step_seconds,
+        "tokens_per_second": tokens / step_seconds,
         "all_step_seconds": seconds,
+        "peak_device_bytes": torch.cuda.max_memory_allocated(),
         "h2d_bytes_per_step": statistics.h2d_bytes,
         "exposed_copy_seconds": statistics.exposed_copy_seconds,
     }
@@ -107,16 +115,17 @@ def run_plan(
     """Train the case under a plan; return its trajectory and what it cost."""
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     run = start_case(case, plan, registry, device, make_engine=FAULTS[fault] if fault else None)
     facts: dict[str, Any] = {"load_seconds": time.perf_counter() - start}
-    torch.cuda.reset_peak_memory_stats()
     try:
         trajectory = run.train(case.num_steps)
         if fault is None:
-            facts |= timed_steps(run)
-        facts["peak_device_bytes"] = torch.cuda.max_memory_allocated()
+            facts |= timed_steps(run, case.row_lengths)
+            if plan.order == "block-major":
+                facts["large_step"] = timed_steps(
+                    run, ((case.row_lengths[0][0],),) * LARGE_STEP_MICRO_BATCHES
+                )
         facts["store_bytes"] = sum(layout.num_bytes for layout in run.model.store.layouts)
     finally:
         run.close()
@@ -215,6 +224,13 @@ def main() -> int:
         print(json.dumps({"case": case.name, "passed": measured["passed"]}), flush=True)
         for name, result in results.items():
             shown = {k: v for k, v in result.items() if isinstance(v, int | float | str) and k != "detail"}
+            large = result.get("large_step")
+            if large:
+                shown["large"] = [
+                    large["step_seconds"],
+                    large["peak_device_bytes"],
+                    large["exposed_copy_seconds"],
+                ]
             print("  ", name, json.dumps(shown), flush=True)
     return 0 if ok else 1
 
