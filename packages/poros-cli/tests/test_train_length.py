@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from poros.checkpoint import load_adapter
 from poros_cli.main import run
 
 
@@ -40,3 +42,14 @@ def test_a_budget_that_is_too_small_names_the_largest_term(
     err = capsys.readouterr().err
     assert "Not enough device memory for this run: expected " in err
     assert ", mostly " in err
+
+
+def test_a_cached_store_gives_the_same_adapter(saved_model: Path, rows: Path, tmp_path: Path) -> None:
+    cache = ("--cache-dir", str(tmp_path / "cache"), "--max-steps", "1")
+    for name in ("first", "second"):
+        num_steps(saved_model, rows, tmp_path / name, *cache)
+    num_steps(saved_model, rows, tmp_path / "without", "--max-steps", "1")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    adapters = [load_adapter(tmp_path / name / "adapter")[1] for name in ("first", "second", "without")]
+    for other in adapters[1:]:
+        assert all(torch.equal(other[name], tensor) for name, tensor in adapters[0].items())

@@ -83,6 +83,7 @@ def assemble(
         keep_checkpoints=config.keep_checkpoints,
         resume=config.resume,
         overwrite=config.overwrite,
+        cache_dir=config.cache_dir,
         device_budget_bytes=None if config.vram is None else parse_size(config.vram),
         optimizer=config.optimizer,
         plan=config.plan,

@@ -47,6 +47,7 @@ class RunConfig:
         keep_checkpoints: newest checkpoints that are kept.
         resume: go on from the newest complete checkpoint in ``output``.
         overwrite: empty a used ``output`` first.
+        cache_dir: folder for quantized stores: the second start of a model skips quantization; None keeps none.
         vram: refuse a run whose predicted peak of device memory is higher, such as ``6GiB``; None is no limit.
     """
 
@@ -67,6 +68,7 @@ class RunConfig:
     keep_checkpoints: int = 2
     resume: bool = False
     overwrite: bool = False
+    cache_dir: str | None = None
     vram: str | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)

@@ -86,6 +86,9 @@ FLAGS = (
     Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
     Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
     Flag("overwrite", "--overwrite", "Empty a used --output first.", is_flag=True),
+    Flag(
+        "cache_dir", "--cache-dir", "Folder for quantized stores: the second start is faster.", metavar="DIR"
+    ),
     Flag("vram", "--vram", "Refuse a run that is predicted to need more device memory.", metavar="SIZE"),
 )
 

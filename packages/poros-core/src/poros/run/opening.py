@@ -13,6 +13,7 @@ import torch
 from poros.adapters import base_linears
 from poros.architecture import ArchitectureVerdict, blockwise_arch_check
 from poros.blocks.fill import check_shape
+from poros.blocks.store_cache import StoreCache
 from poros.checkpoint import MappedSource, SafetensorsSource, check_names, load_config, resolve_model
 from poros.engine.engine import Engine
 from poros.interfaces import Architecture, TensorSource, WeightFormat
@@ -54,7 +55,13 @@ class OpenModel:
     notes: tuple[str, ...] = ()
 
     def load(
-        self, *, plan: Plan, device: torch.device, seed: int, progress: Progress | None = None
+        self,
+        *,
+        plan: Plan,
+        device: torch.device,
+        seed: int,
+        progress: Progress | None = None,
+        cache_dir: Path | None = None,
     ) -> Engine:
         """Quantize the weights into the plan's store and return the engine; see `poros.model.load_model`."""
         model = load_model(
@@ -66,6 +73,7 @@ class OpenModel:
             device=device,
             seed=seed,
             progress=progress,
+            cache=None if cache_dir is None else StoreCache(cache_dir),
         )
         return Engine(model, plan, seed=seed)
 

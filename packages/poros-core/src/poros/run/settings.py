@@ -23,6 +23,8 @@ class RunSettings:
         keep_checkpoints: newest checkpoints that are kept.
         resume: go on from the newest complete checkpoint in ``output``.
         overwrite: replace the run in a used ``output``.
+        cache_dir: folder for quantized stores, which makes the second start of a model skip quantization; None keeps
+            none.
         device_budget_bytes: refuse a run whose predicted peak of device memory is higher; None is no limit.
     """
 
@@ -34,6 +36,7 @@ class RunSettings:
     keep_checkpoints: int = 2
     resume: bool = False
     overwrite: bool = False
+    cache_dir: Path | str | None = None
     device_budget_bytes: int | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     plan: Plan = field(default_factory=Plan)

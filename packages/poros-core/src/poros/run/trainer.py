@@ -159,6 +159,9 @@ class Trainer:
                 device=self.device,
                 seed=self.settings.seed,
                 progress=lambda done, total: self._tell("on_load", done, total),
+                cache_dir=None
+                if self.settings.cache_dir is None
+                else Path(self.settings.cache_dir).expanduser(),
             )
             self._optimizer = BankOptimizer(
                 self._engine.model.bank, self.settings.optimizer, self.steps.num_steps
