@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner
 
 from poros_cli import main as cli
-from poros_cli.commands import quickstart
 from poros_cli.config import RunConfig
+from poros_cli.quickstart import prepare
 from poros_cli.run_options import FLAGS, config_arguments, config_from
 
 THREE = ("--model", "m", "--data", "d", "--output", "o")
@@ -101,8 +101,8 @@ def test_train_refuses_many_processes(
 
 
 def test_quickstart_without_its_model_names_what_to_add(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(quickstart, "missing_distributions", lambda: ["gguf"])
-    assert cli.run(["quickstart"]) == 2
+    monkeypatch.setattr(prepare, "missing_distributions", lambda: ["gguf"])
+    assert cli.run(["quickstart", "--output", str(tmp_path)]) == 2
     assert "Run `uv add gguf`" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from poros.errors import DeviceError, UserError
-from poros.run.device import describe_device, refuse_many_processes, resolve_device
+from poros.run.device import describe_device, refuse_many_processes, resolve_device, slow_arithmetic_notes
 
 
 @pytest.fixture
@@ -64,3 +64,20 @@ def test_many_processes_are_refused_in_one_sentence(world_size: str) -> None:
     with pytest.raises(UserError, match=f"`WORLD_SIZE` is {world_size}") as error:
         refuse_many_processes({"WORLD_SIZE": world_size})
     assert str(error.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "told"),
+    [
+        ("AVX2", torch.bfloat16, True),
+        ("AVX512", torch.bfloat16, False),
+        ("AVX2", torch.float32, False),
+    ],
+)
+def test_bfloat16_on_a_cpu_that_emulates_it_is_told(
+    capability: str, dtype: torch.dtype, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    notes = slow_arithmetic_notes(torch.device("cpu"), dtype)
+    assert bool(notes) == told
+    assert all("numerics.compute_dtype: float32" in note for note in notes)

@@ -94,7 +94,7 @@ def test_another_plan_may_continue_a_run_and_changes_no_bit(
     interrupted(make_trainer, tmp_path / "two", 5, plan=poros.Plan(residency="resident"))
     plan = poros.Plan(num_slots=3, order="micro-batch-major")
     with make_trainer(tmp_path / "two", resume=True, plan=plan) as trainer:
-        assert trainer.notes == ()
+        assert not any("changed settings" in note for note in trainer.notes)
         trainer.run()
     one, two = final_state(tmp_path / "one"), final_state(tmp_path / "two")
     assert all(torch.equal(one[name], two[name]) for name in one if not name.startswith("generator"))
@@ -136,7 +136,7 @@ def test_a_changed_learning_rate_is_announced(
     interrupted(make_trainer, tmp_path, 1)
     optimizer = poros.OptimizerSettings(learning_rate=5e-3)
     with make_trainer(tmp_path, resume=True, optimizer=optimizer) as trainer:
-        assert "optimizer.learning_rate: 0.01 -> 0.005" in trainer.notes[0]
+        assert any("optimizer.learning_rate: 0.01 -> 0.005" in note for note in trainer.notes)
 
 
 def test_resume_without_a_checkpoint_is_refused(
@@ -163,7 +163,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_named(
     interrupted(make_trainer, tmp_path, 3, save_every=2)
     (tmp_path / "checkpoints" / "step-000003" / "state.safetensors").write_bytes(b"short")
     with make_trainer(tmp_path, resume=True) as trainer:
-        assert "step-000003" in trainer.notes[0]
+        assert any("step-000003" in note for note in trainer.notes)
         assert trainer.run().steps == 12
 
 
