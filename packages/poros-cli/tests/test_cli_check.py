@@ -41,6 +41,16 @@ def test_json_holds_the_same(saved_model: Path, capsys: pytest.CaptureFixture[st
     assert streamed["device_bytes"] == sum(streamed["device_terms_bytes"].values())
 
 
+def test_a_config_alone_is_enough(
+    saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(saved_model / "config.json", tmp_path)
+    assert cli.run(["check", str(tmp_path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["weights_checked"] is False
+    assert "Only `config.json` was looked at" in facts["notes"][0]
+
+
 def test_longer_rows_need_more(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     peaks = []
     for length in ("512", "4096"):

@@ -125,6 +125,16 @@ def test_evaluation_is_weighted_by_tokens(make_trainer: Make, make_steps: Any, t
     assert event.eval_loss == sum(loss for loss, _ in sums) / event.eval_supervised_tokens
 
 
+def test_held_out_rows_without_supervised_tokens_are_refused(
+    make_trainer: Make, make_steps: Any, tmp_path: Path
+) -> None:
+    row = make_steps().row(3)
+    row.labels.fill_(-100)
+    with make_trainer(tmp_path, evaluation=(row,)) as trainer:
+        with pytest.raises(UserError, match="Nothing to evaluate"):
+            trainer.evaluate()
+
+
 def test_a_nan_in_a_gradient_stops_before_the_optimizer_and_names_step_rows_and_checkpoint(
     make_trainer: Make, tmp_path: Path
 ) -> None:

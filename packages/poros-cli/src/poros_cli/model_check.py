@@ -21,13 +21,17 @@ from poros.settings import LoraSettings, Numerics, Plan
 
 __all__ = ["check_model", "show_check"]
 
+# Any of these means that weights are meant to be there: then they are checked, and refused where they cannot be read.
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf")
+
 
 def check_model(
     model: str, *, quantization: str, lora: LoraSettings, plan: Plan, shape: StepShape, registry: Registry
 ) -> dict[str, Any]:
     """Pass a model through every check that needs no weights, and predict its memory.
 
-    A local folder is checked with its shard headers; of a hub model only ``config.json`` is fetched.
+    A local folder that holds weights is checked with its shard headers; otherwise ``config.json`` is enough, and of a
+    hub model nothing else is fetched.
 
     Args:
         model: local folder or hub id.
@@ -41,9 +45,10 @@ def check_model(
         UserError: the model is refused.
     """
     numerics = Numerics()
-    local = Path(model).expanduser().is_dir()
+    folder = Path(model).expanduser()
+    weights = [path for pattern in WEIGHTS for path in folder.glob(pattern)] if folder.is_dir() else []
     notes: list[str] = []
-    if local:
+    if weights:
         opened = open_model(model, quantization=quantization, lora=lora, numerics=numerics, registry=registry)
         verdict, meta = opened.verdict, opened.meta
         notes.extend(opened.notes)
@@ -52,9 +57,7 @@ def check_model(
         verdict, _, meta = describe_model(
             config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
         )
-        notes.append(
-            "Only `config.json` was looked at: the weights of a hub model are checked when it is trained."
-        )
+        notes.append("Only `config.json` was looked at: the weights are checked when the model is trained.")
     predictions = {}
     for residency in ("streamed", "resident"):
         placed = Plan(
@@ -75,7 +78,7 @@ def check_model(
         "status": verdict.status,
         "registered_by": verdict.distribution,
         "quantization": quantization,
-        "weights_checked": local,
+        "weights_checked": bool(weights),
         "num_blocks": len(meta.blocks),
         "block_kinds": [
             {"blocks": list(kind.blocks), "block_bytes": kind.layout.num_bytes} for kind in meta.kinds

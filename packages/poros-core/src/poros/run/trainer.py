@@ -14,7 +14,7 @@ import torch
 from poros import determinism
 from poros.checkpoint import atomic_write_json, check_free_space, prepare_output_folder, prune
 from poros.engine.engine import Engine
-from poros.errors import BudgetError, ConfigError, explain
+from poros.errors import BudgetError, ConfigError, UserError, explain
 from poros.interfaces import MicroBatch, StepSource
 from poros.optimizer import BankOptimizer
 from poros.run.checkpointing import find_checkpoint, restore_state, save_state, state_bytes
@@ -261,7 +261,11 @@ class Trainer:
         self._tell("on_step", event)
 
     def evaluate(self, step: int = 0) -> EvalEvent | None:
-        """Return the loss per supervised token of the held-out rows, or None without any. Changes no training bit."""
+        """Return the loss per supervised token of the held-out rows, or None without any. Changes no training bit.
+
+        Args:
+            step: how many optimizer steps are done, for the reporters.
+        """
         if not self.evaluation:
             return None
         engine = self.load()
@@ -270,6 +274,10 @@ class Trainer:
         for group in group_for_evaluation(self.evaluation, self._max_positions):
             loss_sum, supervised = engine.evaluate(group)
             total, count = total + loss_sum, count + supervised
+        if count == 0:
+            raise UserError(
+                explain("Nothing to evaluate", expected="supervised tokens in the held-out rows", got="none")
+            )
         engine.take_statistics()  # an evaluation's copies are not the next step's
         event = EvalEvent(
             step=step,
