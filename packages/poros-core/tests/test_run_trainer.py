@@ -130,9 +130,9 @@ def test_held_out_rows_without_supervised_tokens_are_refused(
 ) -> None:
     row = make_steps().row(3)
     row.labels.fill_(-100)
-    with make_trainer(tmp_path, evaluation=(row,)) as trainer:
-        with pytest.raises(UserError, match="Nothing to evaluate"):
-            trainer.evaluate()
+    trainer = make_trainer(tmp_path, evaluation=(row,))
+    with trainer, pytest.raises(UserError, match="Nothing to evaluate"):
+        trainer.evaluate()
 
 
 def test_a_nan_in_a_gradient_stops_before_the_optimizer_and_names_step_rows_and_checkpoint(
