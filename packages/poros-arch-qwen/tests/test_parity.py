@@ -1,5 +1,8 @@
 """The parity gates of the Qwen architectures. ``--tier gpu`` runs the same cases on a GPU."""
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +11,8 @@ import torch
 from poros.determinism import configure
 from poros.interfaces import ParityCase
 from poros.parity import gates
-from poros.parity.faults import FAULTS, delayed_copies, poison_before_refill
-from poros.plugins import Registry, load_registry
+from poros.parity.faults import FAULTS, EngineMaker, delayed_copies, poison_before_refill
+from poros.plugins import load_registry
 from poros.settings import ACCUMULATION_ORDERS, Plan
 from poros_arch_qwen.parity_cases import PARITY_CASES
 
@@ -20,6 +23,9 @@ from poros_arch_qwen.parity_cases import PARITY_CASES
 FLOAT32_TOLERANCE = 1e-5
 BFLOAT16_LOSS_TOLERANCE = 2.6e-3
 MIN_GRADIENT_COSINE = 0.999
+
+# A fault shows in the first step; the second shows that it does not heal.
+NUM_CONTROL_STEPS = 2
 
 REPEATED_CASES = ("nf4-float32", "nf4-sparse-dropout")
 
@@ -40,31 +46,42 @@ def device(tier: str) -> torch.device:
 
 
 @pytest.fixture(scope="module")
-def registry() -> Registry:
-    return load_registry()
+def oracles(device: torch.device) -> gates.Oracles:
+    return gates.Oracles(load_registry(), device)
+
+
+@pytest.fixture(scope="module")
+def half_trained(
+    device: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[ParityCase], Path]:
+    """Return the checkpoint folder of a case's first half, trained once in a process of its own."""
+
+    @functools.cache
+    def folder_of(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        gates.save_half(next(case for case in PARITY_CASES if case.name == name), device, folder)
+        return folder
+
+    return lambda case: folder_of(case.name)
 
 
 @all_cases
-def test_streaming_changes_no_bit_of_the_resident_run(
-    case: ParityCase, registry: Registry, device: torch.device
-) -> None:
-    for verdict in gates.residency(case, registry, device):
+def test_streaming_changes_no_bit_of_the_resident_run(case: ParityCase, oracles: gates.Oracles) -> None:
+    for verdict in gates.residency(case, oracles):
         assert verdict.outcome == "equal", verdict.detail
 
 
-@all_cases
+@process_cases
 def test_a_store_read_from_the_cache_changes_no_bit(
-    case: ParityCase, registry: Registry, device: torch.device, tmp_path: Path
+    case: ParityCase, oracles: gates.Oracles, tmp_path: Path
 ) -> None:
-    verdict = gates.cached_store(case, registry, device, tmp_path)
+    verdict = gates.cached_store(case, oracles, tmp_path)
     assert verdict.outcome == "equal", verdict.detail
 
 
 @all_cases
-def test_the_engine_equals_ordinary_autograd(
-    case: ParityCase, registry: Registry, device: torch.device
-) -> None:
-    verdict = gates.plain(case, registry, device)
+def test_the_engine_equals_ordinary_autograd(case: ParityCase, oracles: gates.Oracles) -> None:
+    verdict = gates.plain(case, oracles)
     assert verdict.outcome == "equal", verdict.detail
 
 
@@ -76,37 +93,33 @@ def test_a_fresh_process_repeats_the_run(case: ParityCase, device: torch.device,
 
 @process_cases
 def test_a_run_continued_under_another_plan_equals_the_uninterrupted_one(
-    case: ParityCase, registry: Registry, device: torch.device, tmp_path: Path
+    case: ParityCase, oracles: gates.Oracles, half_trained: Callable[[ParityCase], Path]
 ) -> None:
-    verdict = gates.restart(case, registry, device, tmp_path)
+    verdict = gates.restart(case, oracles, half_trained(case))
     assert verdict.outcome == "equal", verdict.detail
 
 
 @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
 @float32_cases
 def test_a_resume_that_drops_a_moment_is_caught(
-    case: ParityCase, moment: str, registry: Registry, device: torch.device, tmp_path: Path
+    case: ParityCase, moment: str, oracles: gates.Oracles, half_trained: Callable[[ParityCase], Path]
 ) -> None:
-    verdict = gates.restart(case, registry, device, tmp_path, dropped=moment)
+    verdict = gates.restart(case, oracles, half_trained(case), dropped=moment)
     assert verdict.outcome == "different"
     assert "weights" in verdict.detail or moment in verdict.detail
 
 
 @process_cases
-def test_evaluations_between_steps_change_no_bit(
-    case: ParityCase, registry: Registry, device: torch.device
-) -> None:
-    verdict = gates.evaluation(case, registry, device)
+def test_evaluations_between_steps_change_no_bit(case: ParityCase, oracles: gates.Oracles) -> None:
+    verdict = gates.evaluation(case, oracles)
     assert verdict.outcome == "equal", verdict.detail
 
 
 @all_cases
-def test_the_unpatched_transformers_and_peft_loop_agrees(
-    case: ParityCase, registry: Registry, device: torch.device
-) -> None:
+def test_the_unpatched_transformers_and_peft_loop_agrees(case: ParityCase, oracles: gates.Oracles) -> None:
     if case.lora.get("dropout"):
         case = _without_dropout(case)
-    found = gates.reference(case, registry, device)
+    found = gates.reference(case, oracles.registry, oracles.device)
     exact = case.compute_dtype == torch.float32
     assert found.max_loss_difference <= (FLOAT32_TOLERANCE if exact else BFLOAT16_LOSS_TOLERANCE)
     assert found.min_gradient_cosine > MIN_GRADIENT_COSINE
@@ -117,19 +130,19 @@ def test_the_unpatched_transformers_and_peft_loop_agrees(
 @pytest.mark.parametrize("make_engine", [delayed_copies, poison_before_refill], ids=["delayed", "poisoned"])
 @process_cases
 def test_the_least_favourable_timing_changes_no_bit(
-    case: ParityCase, make_engine: object, registry: Registry, device: torch.device
+    case: ParityCase, make_engine: EngineMaker, oracles: gates.Oracles
 ) -> None:
+    case = replace(case, num_steps=NUM_CONTROL_STEPS)
     plans = [Plan(num_slots=2), Plan(num_slots=2, order=ACCUMULATION_ORDERS[1])]
-    for verdict in gates.residency(case, registry, device, plans, make_engine):  # type: ignore[arg-type]
+    for verdict in gates.residency(case, oracles, plans, make_engine):
         assert verdict.outcome == "equal", verdict.detail
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @float32_cases
-def test_an_injected_fault_is_caught(
-    case: ParityCase, fault: str, registry: Registry, device: torch.device
-) -> None:
-    (verdict,) = gates.residency(case, registry, device, [Plan(num_slots=2)], FAULTS[fault])
+def test_an_injected_fault_is_caught(case: ParityCase, fault: str, oracles: gates.Oracles) -> None:
+    case = replace(case, num_steps=NUM_CONTROL_STEPS)
+    (verdict,) = gates.residency(case, oracles, [Plan(num_slots=2)], FAULTS[fault])
     assert verdict.outcome == "different"
     # A refill between recompute and backward is the silent one: the loss of the step is still right.
     if fault == "early-refill":
@@ -138,6 +151,4 @@ def test_an_injected_fault_is_caught(
 
 def _without_dropout(case: ParityCase) -> ParityCase:
     """Dropout masks of two implementations cannot agree; everything else of the case stays."""
-    from dataclasses import replace
-
     return replace(case, lora={**case.lora, "dropout": 0.0})

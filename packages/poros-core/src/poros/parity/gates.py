@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from poros.settings import ACCUMULATION_ORDERS, Plan
 __all__ = [
     "RESIDENT",
     "STREAMED_PLANS",
+    "Oracles",
     "ReferenceDifference",
     "cached_store",
     "evaluation",
@@ -33,6 +34,7 @@ __all__ = [
     "repeatability",
     "residency",
     "restart",
+    "save_half",
 ]
 
 RESIDENT = Plan(residency="resident")
@@ -64,37 +66,56 @@ def _train(
         run.close()
 
 
+class Oracles:
+    """The truly resident runs that gates compare with, each made once and only if it repeats itself."""
+
+    def __init__(self, registry: Registry, device: torch.device) -> None:
+        self.registry = registry
+        self.device = device
+        self._made: dict[tuple[str, int], tuple[Trajectory, Verdict]] = {}
+
+    def train(
+        self, case: ParityCase, plan: Plan = RESIDENT, make_engine: EngineMaker | None = None
+    ) -> Trajectory:
+        """Train the case under ``plan`` for its steps."""
+        return _train(case, plan, self.registry, self.device, case.num_steps, make_engine)
+
+    def compare(self, case: ParityCase, candidate: Trajectory, first_step: int = 0) -> Verdict:
+        """Compare a run with the oracle from ``first_step`` on.
+
+        The oracle is run twice first: if it does not repeat itself, nothing can be compared.
+        """
+        key = (case.name, case.num_steps)
+        if key not in self._made:
+            oracle = self.train(case)
+            self._made[key] = oracle, compare(oracle, self.train(case))
+        oracle, repeats = self._made[key]
+        if repeats.outcome != "equal":
+            return Verdict("cannot compare", f"the resident run does not repeat itself: {repeats.detail}", 0)
+        return compare(oracle.from_step(first_step), candidate)
+
+
 def residency(
     case: ParityCase,
-    registry: Registry,
-    device: torch.device,
+    oracles: Oracles,
     plans: Sequence[Plan] = STREAMED_PLANS,
     make_engine: EngineMaker | None = None,
 ) -> list[Verdict]:
     """Compare each plan's run with the truly resident one, every step.
 
-    The oracle is run twice first: if it does not repeat itself, nothing can be compared.
-
     Args:
         make_engine: builds the streamed engine; a fault here must turn the verdict.
     """
-    oracle = _train(case, RESIDENT, registry, device, case.num_steps)
-    again = compare(oracle, _train(case, RESIDENT, registry, device, case.num_steps))
-    if again.outcome != "equal":
-        return [Verdict("cannot compare", f"the resident run does not repeat itself: {again.detail}", 0)]
-    return [
-        compare(oracle, _train(case, plan, registry, device, case.num_steps, make_engine)) for plan in plans
-    ]
+    return [oracles.compare(case, oracles.train(case, plan, make_engine)) for plan in plans]
 
 
-def cached_store(case: ParityCase, registry: Registry, device: torch.device, folder: Path) -> Verdict:
+def cached_store(case: ParityCase, oracles: Oracles, folder: Path) -> Verdict:
     """Compare a streamed run whose store was read from the disk with the resident one that quantized by itself."""
-    oracle = _train(case, RESIDENT, registry, device, case.num_steps)
-    cache = StoreCache(folder)
-    start_case(case, STREAMED_PLANS[0], registry, device, cache=cache).close()
+    registry, device = oracles.registry, oracles.device
+    start_case(case, STREAMED_PLANS[0], registry, device, cache=StoreCache(folder)).close()
     run = start_case(case, STREAMED_PLANS[0], registry, device, cache=_ReadOnlyCache(folder))
     try:
-        return compare(oracle, run.train(case.num_steps))
+        return oracles.compare(case, run.train(case.num_steps))
     finally:
         run.close()
 
@@ -106,11 +127,11 @@ class _ReadOnlyCache(StoreCache):
         raise AssertionError(f"store `{key}` was not found in the cache")
 
 
-def plain(case: ParityCase, registry: Registry, device: torch.device) -> Verdict:
-    """Compare the streamed engine with ordinary autograd over the same modules."""
-    run = start_case(case, RESIDENT, registry, device)
+def plain(case: ParityCase, oracles: Oracles) -> Verdict:
+    """Compare ordinary autograd over the same modules with the engine's resident run."""
+    run = start_case(case, RESIDENT, oracles.registry, oracles.device)
     train_plain(run, case.num_steps)
-    return compare(run.trajectory, _train(case, STREAMED_PLANS[0], registry, device, case.num_steps))
+    return oracles.compare(case, run.trajectory)
 
 
 def repeatability(case: ParityCase, device: torch.device, folder: Path) -> Verdict:
@@ -130,51 +151,45 @@ def repeatability(case: ParityCase, device: torch.device, folder: Path) -> Verdi
     return compare(first, second)
 
 
-def restart(
-    case: ParityCase, registry: Registry, device: torch.device, folder: Path, dropped: str | None = None
-) -> Verdict:
-    """Compare an uninterrupted run with one that was saved in one process and continued, under another plan, in this.
+def save_half(case: ParityCase, device: torch.device, folder: Path) -> None:
+    """Train the first half of a case in a fresh process and save a checkpoint into ``folder``."""
+    spawn_worker(
+        WorkerSpec(
+            case=case.name,
+            plan={"num_slots": 2},
+            device=str(device),
+            num_steps=case.num_steps // 2,
+            output=str(folder),
+            save=True,
+        )
+    )
+
+
+def restart(case: ParityCase, oracles: Oracles, folder: Path, dropped: str | None = None) -> Verdict:
+    """Continue `save_half`'s checkpoint under another plan and compare with the uninterrupted run.
 
     Args:
         dropped: a moment to zero after loading: the control that must turn the verdict.
     """
     from poros.run.checkpointing import find_checkpoint, restore_state
 
-    half = case.num_steps // 2
-    spawn_worker(
-        WorkerSpec(
-            case=case.name,
-            plan={"num_slots": 2},
-            device=str(device),
-            num_steps=half,
-            output=str(folder),
-            save=True,
-        )
-    )
-    run = start_case(case, Plan(num_slots=3, order=ACCUMULATION_ORDERS[1]), registry, device)
+    plan = Plan(num_slots=3, order=ACCUMULATION_ORDERS[1])
+    run = start_case(case, plan, oracles.registry, oracles.device)
     state, path, _ = find_checkpoint(folder)
-    restore_state(state, run.engine, run.optimizer, path)
-    if dropped is not None:
-        for moment in run.optimizer.moments(dropped).values():
-            moment.zero_()
-    run.next_step = state.step
-    with preserved_generator(device):
-        resumed = run.train(case.num_steps - half)
+    with preserved_generator(oracles.device):
+        restore_state(state, run.engine, run.optimizer, path)
+        if dropped is not None:
+            for moment in run.optimizer.moments(dropped).values():
+                moment.zero_()
+        run.next_step = state.step
+        resumed = run.train(case.num_steps - state.step)
     run.close()
-    oracle = _train(case, RESIDENT, registry, device, case.num_steps)
-    return compare(_without_rng(oracle.from_step(half)), _without_rng(resumed))
+    return oracles.compare(case, resumed, first_step=state.step)
 
 
-def _without_rng(trajectory: Trajectory) -> Trajectory:
-    """Leave out the generator's state: gates of one process share the generator with whatever ran before."""
-    kept = {k: v for k, v in trajectory.tensors.items() if "/rng" not in k}
-    return replace(trajectory, tensors=kept)
-
-
-def evaluation(case: ParityCase, registry: Registry, device: torch.device) -> Verdict:
+def evaluation(case: ParityCase, oracles: Oracles) -> Verdict:
     """Compare training with evaluations in between, one of them aborted half-way, with training alone."""
-    oracle = _train(case, RESIDENT, registry, device, case.num_steps)
-    run = start_case(case, Plan(num_slots=2), registry, device)
+    run = start_case(case, Plan(num_slots=2), oracles.registry, oracles.device)
     half = case.num_steps // 2
     run.train(half)
     _abort_an_evaluation(run)
@@ -184,7 +199,7 @@ def evaluation(case: ParityCase, registry: Registry, device: torch.device) -> Ve
     run.close()
     if first != second:
         return Verdict("different", f"two evaluations in a row: {first} against {second}", 2)
-    return compare(oracle, run.trajectory)
+    return oracles.compare(case, run.trajectory)
 
 
 class _AbortedError(Exception):
