@@ -89,7 +89,11 @@ class Trainer:
         self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
         self._resumed = self._find_checkpoint() if settings.resume else None
         self.prediction = predict(
-            model.meta, numerics=model.numerics, plan=settings.plan, shape=largest_step(steps)
+            model.meta,
+            numerics=model.numerics,
+            plan=settings.plan,
+            shape=largest_step(steps),
+            device_type=self.device.type,
         )
         check_host_memory(self.prediction, self.device)
         if settings.device_budget_bytes is not None:
