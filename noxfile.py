@@ -47,7 +47,8 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Check that generated help in docs/ is current; `-- --write` regenerates it."""
     mode = ["-r"] if "--write" in session.posargs else ["--check"]
-    pages = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md") if "[[[cog" in p.read_text())
+    candidates = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "validation" / "README.md"]
+    pages = sorted(str(p.relative_to(ROOT)) for p in candidates if "[[[cog" in p.read_text())
     _python(session, "-m", "cogapp", *mode, *pages)
 
 
