@@ -25,8 +25,12 @@ EngineMaker = Callable[[LoadedModel, Plan], Engine]
 # All bits set is a NaN in bfloat16 and float32 alike.
 POISON_BYTE = 0xFF
 
-# Long enough that a copy which is not waited for is still running when the block is read; about 5 ms at 2 GHz.
+# A copy that is waited for may come late: about 5 ms at 2 GHz.
 DELAY_CYCLES = 10_000_000
+
+# A copy that nobody waits for must still be running when its block is read, however slowly the host launches kernels
+# (about 7 ms a micro-batch and visit was seen): about 150 ms at 2 GHz.
+UNWAITED_DELAY_CYCLES = 300_000_000
 
 
 class ReversedSums(Engine):
@@ -112,7 +116,7 @@ class UnwaitedCudaSlots(CudaSlots):
 
     def _copy(self, block: int, source: torch.Tensor, slot: int) -> None:
         with torch.cuda.stream(self.copy_stream):
-            torch.cuda._sleep(DELAY_CYCLES)
+            torch.cuda._sleep(UNWAITED_DELAY_CYCLES)
         super()._copy(block, source, slot)
 
     def acquire(self, slot: int) -> None:
