@@ -14,6 +14,17 @@ from poros.blocks.layout import align
 __all__ = ["HostArena"]
 
 
+def _anonymous_memory(num_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
+        return mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_DONTFORK"):  # Linux
+        # A forked data worker that touched registered pages would get copies of them, or crash.
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_DONTFORK)
+    return mapping
+
+
 class HostArena:
     """One anonymous mapping cut into page-aligned regions, each of which may be page-locked by itself.
 
@@ -38,10 +49,7 @@ class HostArena:
         for size in region_bytes:
             self._starts.append(total)
             total += align(size, mmap.PAGESIZE)
-        self._mapping = mmap.mmap(-1, max(total, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A forked data worker that touched registered pages would get copies of them, or crash.
-        with contextlib.suppress(OSError):
-            self._mapping.madvise(mmap.MADV_DONTFORK)
+        self._mapping = _anonymous_memory(max(total, mmap.PAGESIZE))
         self._bytes = torch.frombuffer(self._mapping, dtype=torch.uint8)
         self.total_bytes = total
         self.pinned = [False] * len(region_bytes)
