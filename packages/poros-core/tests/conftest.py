@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import poros
+from poros.determinism import configure
+from poros.interfaces import ParityCase
+from poros.parity.case_run import CaseRun, start_case
+from poros.plugins import Registry, load_registry
+from poros.settings import Plan
 
 VOCABULARY = 48
 
@@ -115,3 +121,57 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    """The installed plugins."""
+    return load_registry()
+
+
+@pytest.fixture(scope="session")
+def cpu() -> torch.device:
+    """The CPU, with deterministic algorithms."""
+    device = torch.device("cpu")
+    configure(device)
+    return device
+
+
+def _four_blocks() -> object:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_case() -> ParityCase:
+    """Four random Qwen2 blocks, three unequal micro-batches, every block adapted."""
+    return ParityCase(
+        name="tiny",
+        architecture="qwen2",
+        make_config=_four_blocks,
+        row_lengths=((9, 4), (5,), (7,)),
+        lora={"rank": 2},
+        num_steps=2,
+    )
+
+
+StartRun = Callable[..., CaseRun]
+
+
+@pytest.fixture
+def start_run(registry: Registry, cpu: torch.device, tiny_case: ParityCase) -> StartRun:
+    """Start the tiny case under a plan; keyword arguments change fields of the case."""
+
+    def start(plan: Plan | None = None, **changes: Any) -> CaseRun:
+        return start_case(replace(tiny_case, **changes), plan or Plan(num_slots=2), registry, cpu)
+
+    return start
