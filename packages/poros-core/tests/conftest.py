@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import poros
-from poros.determinism import configure
 from poros.interfaces import ParityCase
-from poros.parity.case_run import CaseRun, start_case
 from poros.plugins import Registry, load_registry
 from poros.settings import Plan
+
+if TYPE_CHECKING:
+    from poros.parity.case_run import CaseRun
 
 VOCABULARY = 48
 
@@ -132,6 +133,8 @@ def registry() -> Registry:
 @pytest.fixture(scope="session")
 def cpu() -> torch.device:
     """The CPU, with deterministic algorithms."""
+    from poros.determinism import configure
+
     device = torch.device("cpu")
     configure(device)
     return device
@@ -164,12 +167,14 @@ def tiny_case() -> ParityCase:
     )
 
 
-StartRun = Callable[..., CaseRun]
+StartRun = Callable[..., "CaseRun"]
 
 
 @pytest.fixture
 def start_run(registry: Registry, cpu: torch.device, tiny_case: ParityCase) -> StartRun:
     """Start the tiny case under a plan; keyword arguments change fields of the case."""
+
+    from poros.parity.case_run import start_case
 
     def start(plan: Plan | None = None, **changes: Any) -> CaseRun:
         return start_case(replace(tiny_case, **changes), plan or Plan(num_slots=2), registry, cpu)
