@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import poros
+from poros.interfaces import ParityCase
+from poros.plugins import Registry, load_registry
+from poros.settings import Plan
+
+if TYPE_CHECKING:
+    from poros.parity.case_run import CaseRun
 
 VOCABULARY = 48
 
@@ -115,3 +122,61 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    """The installed plugins."""
+    return load_registry()
+
+
+@pytest.fixture(scope="session")
+def cpu() -> torch.device:
+    """The CPU, with deterministic algorithms."""
+    from poros.determinism import configure
+
+    device = torch.device("cpu")
+    configure(device)
+    return device
+
+
+def _four_blocks() -> object:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=61,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_case() -> ParityCase:
+    """Four random Qwen2 blocks, three unequal micro-batches, every block adapted."""
+    return ParityCase(
+        name="tiny",
+        architecture="qwen2",
+        make_config=_four_blocks,
+        row_lengths=((9, 4), (5,), (7,)),
+        lora={"rank": 2},
+        num_steps=2,
+    )
+
+
+StartRun = Callable[..., "CaseRun"]
+
+
+@pytest.fixture
+def start_run(registry: Registry, cpu: torch.device, tiny_case: ParityCase) -> StartRun:
+    """Start the tiny case under a plan; keyword arguments change fields of the case."""
+
+    from poros.parity.case_run import start_case
+
+    def start(plan: Plan | None = None, **changes: Any) -> CaseRun:
+        return start_case(replace(tiny_case, **changes), plan or Plan(num_slots=2), registry, cpu)
+
+    return start

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import LoraLayer
+from peft.utils.other import get_pattern_key
 from torch import nn
 
 from poros.blocks.frozen_linear import FrozenLinear
@@ -61,15 +63,30 @@ def make_lora_config(lora: LoraSettings, targets: Sequence[str], parts: ModelPar
 
 
 def check_targets(model: nn.Module, parts: ModelParts, lora: LoraSettings, targets: Sequence[str]) -> None:
-    """Refuse targets that name no linear layer of a block.
+    """Refuse targets that name no linear layer of an adapted block, and patterns that match no target.
 
     Raises:
         ConfigError: a target is the head or the embedding, or matches nothing; the leaf names that exist are listed.
+            A block does not exist. A rank or alpha pattern is no regular expression or matches nothing.
     """
     blocks = model.get_submodule(parts.blocks)
-    leaves = sorted(
-        {name.rpartition(".")[2] for name, module in blocks.named_modules() if isinstance(module, nn.Linear)}
-    )
+    num_blocks = len(blocks)  # type: ignore[arg-type]
+    if lora.blocks is not None and (bad := [b for b in lora.blocks if not 0 <= b < num_blocks]):
+        raise ConfigError(
+            explain(
+                "LoRA on a block that does not exist",
+                expected=f"0 to {num_blocks - 1}",
+                got=bad,
+                where="lora.blocks",
+            )
+        )
+    linears = [
+        name
+        for name, module in blocks.named_modules()
+        if isinstance(module, nn.Linear)
+        and (lora.blocks is None or int(name.partition(".")[0]) in lora.blocks)
+    ]
+    leaves = sorted({name.rpartition(".")[2] for name in linears})
     outside = {parts.head.rpartition(".")[2], parts.embedding.rpartition(".")[2]}
     for target in targets:
         if target in outside:
@@ -94,14 +111,33 @@ def check_targets(model: nn.Module, parts: ModelParts, lora: LoraSettings, targe
                     next_step=f"Did you mean `{near[0]}`?" if near else "Correct `lora.targets`",
                 )
             )
-    num_blocks = len(blocks)  # type: ignore[arg-type]
-    if lora.blocks is not None and (bad := [b for b in lora.blocks if not 0 <= b < num_blocks]):
+    adapted = [f"{parts.blocks}.{name}" for name in linears if name.rpartition(".")[2] in targets]
+    for setting in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(lora, setting):
+            _check_pattern(pattern, adapted, setting)
+
+
+def _check_pattern(pattern: str, adapted: list[str], setting: str) -> None:
+    """Refuse a pattern that PEFT would match with no adapted module: it would change nothing, in silence."""
+    try:
+        matches = any(get_pattern_key([pattern], name) == pattern for name in adapted)
+    except re.error as error:
         raise ConfigError(
             explain(
-                "LoRA on a block that does not exist",
-                expected=f"0 to {num_blocks - 1}",
-                got=bad,
-                where="lora.blocks",
+                "Bad LoRA pattern",
+                expected="a regular expression",
+                got=f"`{pattern}` ({error})",
+                where=f"lora.{setting}",
+            )
+        ) from error
+    if not matches:
+        raise ConfigError(
+            explain(
+                "A LoRA pattern matches no adapted module",
+                expected=f"the end of a module's path such as `{adapted[0]}`",
+                got=f"`{pattern}`",
+                where=f"lora.{setting}",
+                next_step=f"Correct `lora.{setting}`, or adapt that module in `lora.targets` and `lora.blocks`",
             )
         )
 

@@ -72,10 +72,15 @@ def blockwise_arch_check(config: PreTrainedConfig, registry: Registry) -> Archit
     )
 
 
+def _text_parts(config: PreTrainedConfig) -> list[object]:
+    """Return the config and, where it wraps one, the text model's."""
+    return [config, getattr(config, "text_config", None)]
+
+
 def _refusal(config: PreTrainedConfig, registry: Registry) -> str:
     supported = sorted(t for r in registry.architectures.values() for t in r.value.model_types)
     model_type = config.model_type
-    if any(getattr(config, field, None) for field in EXPERT_FIELDS):
+    if any(getattr(part, field, None) for part in _text_parts(config) for field in EXPERT_FIELDS):
         return explain(
             f"Model type `{model_type}` is a mixture of experts, which Poros does not train",
             expected=f"a dense type among {supported}",

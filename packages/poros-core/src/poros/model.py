@@ -140,13 +140,6 @@ class LoadedModel:
         """D of the hidden states."""
         return int(self.config.hidden_size)
 
-    @property
-    def draws_random_numbers(self) -> bool:
-        """Whether any module of a block draws from the default generator while training."""
-        dropouts = (m.p > 0 for m in self.meta.blocks.modules() if isinstance(m, nn.Dropout))
-        attention = (getattr(m, "attention_dropout", 0.0) > 0 for m in self.meta.blocks.modules())
-        return any(dropouts) or any(attention)
-
     def make_context(self, batch: int, tokens: int) -> BlockContext:
         """Return masks and rotary tables of one (B, T) shape on the device."""
         return self.architecture.context(

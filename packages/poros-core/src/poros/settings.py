@@ -6,6 +6,7 @@ live and when they move, and never changes a bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,12 @@ COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ACCUMULATION_ORDERS = ("block-major", "micro-batch-major")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 RESIDENCIES = ("streamed", "resident")
+
+
+def _require_integer(name: str, value: object, *, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    expected = {0: "zero or a positive integer", 1: "a positive integer"}.get(least, f"{least} or more")
+    _require(whole and value >= least, name, expected, value)  # type: ignore[operator]
 
 
 def _require(condition: bool, name: str, expected: object, got: object) -> None:
@@ -49,11 +56,18 @@ class LoraSettings:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require(self.rank > 0, "lora.rank", "a positive integer", self.rank)
-        _require(self.alpha > 0, "lora.alpha", "a positive number", self.alpha)
+        _require_integer("lora.rank", self.rank, least=1)
+        _require(0 < self.alpha < math.inf, "lora.alpha", "a positive number", self.alpha)
         _require(0 <= self.dropout < 1, "lora.dropout", "a probability in [0, 1)", self.dropout)
         if self.targets is not None:
             _require(len(self.targets) > 0, "lora.targets", "at least one leaf name", self.targets)
+        if self.blocks is not None:  # PEFT would take an empty list for all blocks
+            _require(len(self.blocks) > 0, "lora.blocks", "at least one block, or null for all", self.blocks)
+        for pattern, rank in self.rank_pattern.items():
+            _require_integer(f"lora.rank_pattern[{pattern!r}]", rank, least=1)
+        for pattern, alpha in self.alpha_pattern.items():
+            name = f"lora.alpha_pattern[{pattern!r}]"
+            _require(0 < alpha < math.inf, name, "a positive number", alpha)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +90,8 @@ class Numerics:
         for name in ("compute_dtype", "storage_dtype"):
             value = getattr(self, name)
             _require(value in COMPUTE_DTYPES.values(), name, " or ".join(COMPUTE_DTYPES), value)
-        _require(self.length_bucket > 0, "length_bucket", "a positive integer", self.length_bucket)
-        _require(
-            self.loss_chunk_positions > 0,
-            "loss_chunk_positions",
-            "a positive integer",
-            self.loss_chunk_positions,
-        )
+        _require_integer("length_bucket", self.length_bucket, least=1)
+        _require_integer("loss_chunk_positions", self.loss_chunk_positions, least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +108,17 @@ class OptimizerSettings:
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate > 0, "learning_rate", "a positive number", self.learning_rate)
-        _require(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
+        rate, decay = self.learning_rate, self.weight_decay
+        _require(0 < rate < math.inf, "learning_rate", "a positive number", rate)
+        _require(0 <= decay < math.inf, "weight_decay", "zero or more", decay)
         _require(0 <= self.beta1 < 1, "beta1", "a number in [0, 1)", self.beta1)
         _require(0 <= self.beta2 < 1, "beta2", "a number in [0, 1)", self.beta2)
         _require(self.eps > 0, "eps", "a positive number", self.eps)
         _require(self.schedule in SCHEDULES, "schedule", " | ".join(SCHEDULES), self.schedule)
-        _require(self.warmup_steps >= 0, "warmup_steps", "zero or more", self.warmup_steps)
+        _require_integer("warmup_steps", self.warmup_steps, least=0)
+        if self.schedule == "constant":
+            expected = "0 with `schedule: constant` (`constant_with_warmup` has a warm-up)"
+            _require(self.warmup_steps == 0, "warmup_steps", expected, self.warmup_steps)
         if self.max_grad_norm is not None:
             _require(self.max_grad_norm > 0, "max_grad_norm", "a positive number or null", self.max_grad_norm)
 
@@ -132,5 +145,5 @@ class Plan:
 
     def __post_init__(self) -> None:
         _require(self.residency in RESIDENCIES, "residency", " | ".join(RESIDENCIES), self.residency)
-        _require(self.num_slots >= 2, "slots", "2 or more", self.num_slots)
+        _require_integer("slots", self.num_slots, least=2)
         _require(self.order in ACCUMULATION_ORDERS, "order", " | ".join(ACCUMULATION_ORDERS), self.order)

@@ -102,7 +102,7 @@ class Nf4(WeightFormat):
     experimental: ClassVar[bool] = False
 
     def specs(self, out_features: int, in_features: int) -> tuple[TensorSpec, ...]:
-        """Return the seven tensors of one weight; see `WeightFormat.specs`."""
+        """Return the six tensors of one weight; see `WeightFormat.specs`."""
         count = out_features * in_features
         num_blocks = _ceil_div(count, BLOCKSIZE)
         return (

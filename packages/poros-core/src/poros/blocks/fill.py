@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import torch
@@ -37,10 +38,22 @@ def load_checked(
     """Read one tensor in its stored dtype.
 
     Raises:
-        CheckpointError: the tensor is absent, or its shape is not what the config implies.
+        CheckpointError: the tensor is absent, its shape is not what the config implies, or it holds NaN or infinity.
     """
     check_shape(source, name, shape)
-    return source.load(name, device)
+    tensor = source.load(name, device)
+    # The extremes carry NaN and infinity through without a temporary of the tensor's size.
+    if not all(math.isfinite(extreme) for extreme in tensor.aminmax()):
+        raise CheckpointError(
+            explain(
+                "The checkpoint holds NaN or infinity",
+                expected="finite values",
+                got="at least one that is not",
+                where=f"tensor `{name}`",
+                next_step="Get these weights again: every loss would be NaN",
+            )
+        )
+    return tensor
 
 
 class BlockFiller:
@@ -73,7 +86,7 @@ class BlockFiller:
             target: the block's bytes.
 
         Raises:
-            CheckpointError: a tensor is absent or misshapen.
+            CheckpointError: a tensor is absent, misshapen or not finite.
             FormatError: a weight cannot be stored in the format.
 
         Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import warnings
+import weakref
 
 import torch
 
@@ -12,6 +13,26 @@ from poros.blocks import cudart
 from poros.blocks.layout import align
 
 __all__ = ["HostArena"]
+
+
+def _anonymous_memory(num_bytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
+        return mmap.mmap(-1, num_bytes)
+    mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_DONTFORK"):  # Linux
+        # A forked data worker that touched registered pages would get copies of them, or crash.
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_DONTFORK)
+    return mapping
+
+
+def _unlock(memory: torch.Tensor, starts: list[int], pinned: list[bool]) -> None:
+    if any(pinned):
+        torch.cuda.synchronize()
+    for index, start in enumerate(starts):
+        if pinned[index]:
+            cudart.unregister_host_memory(memory.data_ptr() + start)
+            pinned[index] = False
 
 
 class HostArena:
@@ -38,13 +59,13 @@ class HostArena:
         for size in region_bytes:
             self._starts.append(total)
             total += align(size, mmap.PAGESIZE)
-        self._mapping = mmap.mmap(-1, max(total, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # A forked data worker that touched registered pages would get copies of them, or crash.
-        with contextlib.suppress(OSError):
-            self._mapping.madvise(mmap.MADV_DONTFORK)
+        self._mapping = _anonymous_memory(max(total, mmap.PAGESIZE))
         self._bytes = torch.frombuffer(self._mapping, dtype=torch.uint8)
         self.total_bytes = total
         self.pinned = [False] * len(region_bytes)
+        # Memory that is unmapped while locked would refuse the next lock at its address.
+        unlock = weakref.finalize(self, _unlock, self._bytes, self._starts, self.pinned)
+        unlock.atexit = False  # the process takes its locks with it
         if pin:
             self._pin()
 
@@ -80,9 +101,4 @@ class HostArena:
 
     def close(self) -> None:
         """Unlock every region. The memory itself goes when the last view does."""
-        if any(self.pinned):
-            torch.cuda.synchronize()
-        for index, pinned in enumerate(self.pinned):
-            if pinned:
-                cudart.unregister_host_memory(self._bytes.data_ptr() + self._starts[index])
-                self.pinned[index] = False
+        _unlock(self._bytes, self._starts, self.pinned)

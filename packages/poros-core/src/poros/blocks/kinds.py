@@ -17,6 +17,8 @@ __all__ = ["BlockKind", "block_layout", "classify_blocks"]
 # A block's own index differs in every block and is not read by any layer that is called without a cache.
 INDEX_ATTRIBUTE = "layer_idx"
 
+SCALARS = (bool, int, float, str, torch.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockKind:
@@ -73,18 +75,18 @@ def _adapter_signature(block: nn.Module) -> AdapterSignature:
 
 
 def _constants(block: nn.Module) -> tuple[object, ...]:
-    """Return every scalar that a forward may read: two blocks that differ in one must not share a graph."""
+    """Return every constant that a forward may read: two blocks that differ in one must not share a graph."""
     found: list[object] = []
     for path, module in block.named_modules():
-        found.append((path, type(module).__qualname__))
+        found.append((path, type(module).__module__, type(module).__qualname__))
         for name, value in sorted(vars(module).items()):
-            if name.startswith("_") or name in (INDEX_ATTRIBUTE, "training", "workspace"):
+            if name in (INDEX_ATTRIBUTE, "training", "workspace"):
                 continue
-            if isinstance(value, bool | int | float | str) or value is None:
+            if isinstance(value, SCALARS) or value is None:
                 found.append((path, name, value))
-            elif isinstance(value, dict) and all(
-                isinstance(v, bool | int | float | str) for v in value.values()
-            ):
+            elif isinstance(value, list | tuple) and all(isinstance(v, SCALARS) for v in value):
+                found.append((path, name, tuple(value)))
+            elif isinstance(value, dict) and all(isinstance(v, SCALARS) for v in value.values()):
                 found.append((path, name, tuple(sorted(value.items()))))
     return tuple(found)
 

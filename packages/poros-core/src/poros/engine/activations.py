@@ -36,7 +36,7 @@ class BoundaryActivations:
             together: every micro-batch is alive at once; otherwise they share the memory of the largest.
         """
         counts = [(self._num_blocks + 1) * b * t * self._hidden_size for b, t in shapes]
-        needed = sum(counts) if together else max(counts)
+        needed = sum(counts) if together else max(counts, default=0)
         if needed > self._buffer.numel():
             self._views = []
             dtype, device = self._buffer.dtype, self._buffer.device

@@ -5,7 +5,32 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-__all__ = ["Embedding"]
+from poros.engine.loss import IGNORE_INDEX
+from poros.errors import UserError, explain
+from poros.interfaces import MicroBatch
+
+__all__ = ["Embedding", "check_token_ids"]
+
+
+def check_token_ids(micro_batch: MicroBatch, vocab_size: int) -> None:
+    """Refuse ids and labels that the table does not have, on the host: a device would fail without naming them.
+
+    Raises:
+        UserError: an id or a label is negative (-100 apart) or not below ``vocab_size``.
+    """
+    labels = micro_batch.labels
+    for name, tokens in (("input_ids", micro_batch.input_ids), ("labels", labels[labels != IGNORE_INDEX])):
+        bad = tokens[(tokens < 0) | (tokens >= vocab_size)]
+        if bad.numel():
+            raise UserError(
+                explain(
+                    "A token is not in the model's vocabulary",
+                    expected=f"ids from 0 to {vocab_size - 1}",
+                    got=int(bad[0]),
+                    where=f"`{name}` of a micro-batch",
+                    next_step="Use the tokenizer that belongs to these weights",
+                )
+            )
 
 
 class Embedding:
@@ -29,6 +54,11 @@ class Embedding:
         self._device = device
         self._compute_dtype = compute_dtype
         self._scale = scale
+
+    @property
+    def num_tokens(self) -> int:
+        """V of the table."""
+        return int(self.table.shape[0])
 
     @torch.no_grad()
     def rows(self, input_ids: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from poros.blocks.kinds import BlockKind
 from poros.blocks.slots import CopyStatistics, Slots, make_slots
 from poros.determinism import preserved_generator, visit_seed
 from poros.engine.activations import BoundaryActivations
+from poros.engine.embedding import check_token_ids
 from poros.engine.loss import Targets, count_supervised, make_targets
 from poros.engine.schedule import Loss, Op, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 from poros.engine.template import BlockTemplate
@@ -75,7 +76,9 @@ class Engine:
         self.seed = seed
         self.device = model.device
         streamed = plan.residency == "streamed"
-        self.slots: Slots | None = make_slots(model.store, plan.num_slots, self.device) if streamed else None
+        # More slots than blocks would stay empty.
+        num_slots = min(plan.num_slots, max(2, model.num_blocks))
+        self.slots: Slots | None = make_slots(model.store, num_slots, self.device) if streamed else None
         self._resident = frozenset() if streamed else frozenset(range(model.num_blocks))
         self._kind_of = {block: kind for kind in model.kinds for block in kind.blocks}
         self._region = StaticRegion([kind.adapter for kind in model.kinds], self.device)
@@ -97,7 +100,7 @@ class Engine:
             step: index of the optimizer step, part of every dropout seed.
 
         Raises:
-            UserError: no position of the whole step is supervised.
+            UserError: no position of the whole step is supervised, or a token is not in the vocabulary.
         """
         self.model.bank.zero_gradients()
         state = self._begin(micro_batches, step, training=True)
@@ -124,6 +127,8 @@ class Engine:
         return self._activations.input_of(self.model.num_blocks, micro_batch)
 
     def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, training: bool) -> _Pass:
+        for micro_batch in micro_batches:
+            check_token_ids(micro_batch, self.model.embedding.num_tokens)
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]
         self._activations.begin(shapes, together=self.plan.order == "block-major")
         return _Pass(
@@ -165,8 +170,8 @@ class Engine:
 
     @contextlib.contextmanager
     def _dropout(self, training: bool) -> Iterator[None]:
-        """Lend the default generator to visit seeds where anything draws from it."""
-        if not (training and self.model.draws_random_numbers):
+        """Lend the default generator to visit seeds: a block may draw from it in ways that cannot be seen here."""
+        if not training:
             yield
             return
         with preserved_generator(self.device) as generator:

@@ -5,6 +5,7 @@ A *visit* is one stay of a block on the device. Streamed blocks visit through sl
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -83,11 +84,13 @@ class Schedule:
 
 
 def make_schedule(request: ScheduleRequest) -> Schedule:
-    """Order the pass so that every copy starts as early as its slot allows and no block is copied needlessly.
+    """Order the pass so that copies start early and no block is copied needlessly.
 
-    A slot that must be refilled is the one whose block is needed farthest in the future (Belady's rule, exact
-    because the whole pass is known). The next pass starts with a forward over block 0, 1, ...: blocks still in a slot
-    at the turn-around or at the step boundary are not copied again.
+    A slot that must be refilled is the one whose block is needed farthest in the future (Belady's rule; the whole
+    pass is known). Where that is the slot being read, a block that is not needed next waits for it instead of pushing
+    out one that is needed sooner; every copy still has a whole visit to hide behind. The next pass starts with a
+    forward over block 0, 1, ...: blocks still in a slot at the turn-around or at the step boundary are not copied
+    again.
 
     Raises:
         ValueError: fewer than two slots while a block is streamed.
@@ -104,6 +107,7 @@ def make_schedule(request: ScheduleRequest) -> Schedule:
     assigner = _SlotAssigner(streamed + following, list(request.slots))
     ops: list[Op] = []
     position = 0
+    ahead = 0  # everything that is visited before this one is in a slot
     for index, visit in enumerate(visits):
         if not isinstance(visit, Visit) or visit.slot is None:
             ops.append(visit)
@@ -111,13 +115,14 @@ def make_schedule(request: ScheduleRequest) -> Schedule:
         if visit.block not in assigner.slots:
             ops.append(assigner.fill(visit.block, position, busy=None))
         slot = assigner.slots.index(visit.block)
-        for ahead in range(position + 1, len(streamed)):
+        ahead = max(ahead, position + 1)
+        while ahead < len(streamed):
             block = streamed[ahead][1]
-            if block in assigner.slots:
-                continue
-            if not assigner.can_fill(position, ahead, busy=slot):
-                break
-            ops.append(assigner.fill(block, position, busy=slot))
+            if block not in assigner.slots:
+                if not assigner.should_fill(position, ahead, busy=slot):
+                    break
+                ops.append(assigner.fill(block, position, busy=slot))
+            ahead += 1
         ops.append(Visit(visit.block, slot, visit.direction, visit.micro_batches))
         ops.append(Release(slot))
         position += 1
@@ -148,28 +153,31 @@ class _SlotAssigner:
     """Tracks slot contents along the pass and picks the slot to refill."""
 
     def __init__(self, uses: list[tuple[int, int]], slots: list[int | None]) -> None:
-        self._blocks = [block for _, block in uses]
+        self._never = len(uses)
+        self._uses: dict[int, list[int]] = {}
+        for position, (_, block) in enumerate(uses):
+            self._uses.setdefault(block, []).append(position)
         self.slots = slots
 
-    def _next_use(self, block: int | None, after: int) -> int:
+    def _next_use(self, slot: int, after: int) -> int:
+        """Return the first streamed visit at or after ``after`` that reads what ``slot`` holds."""
+        block = self.slots[slot]
         if block is None:
-            return len(self._blocks) + 1
-        try:
-            return self._blocks.index(block, after)
-        except ValueError:
-            return len(self._blocks)
+            return self._never + 1
+        positions = self._uses.get(block, [])
+        index = bisect_left(positions, after)
+        return positions[index] if index < len(positions) else self._never
 
     def _candidate(self, position: int, busy: int | None) -> int:
         free = [slot for slot in range(len(self.slots)) if slot != busy]
         # The busy slot's block is being read now, so look for uses after this visit; ties go to the lowest slot.
-        return max(
-            free, key=lambda slot: (self._next_use(self.slots[slot], position + (busy is not None)), -slot)
-        )
+        return max(free, key=lambda slot: (self._next_use(slot, position + (busy is not None)), -slot))
 
-    def can_fill(self, position: int, ahead: int, *, busy: int) -> bool:
-        """Whether some slot's block is needed later than the visit at ``ahead``."""
-        candidate = self._candidate(position, busy)
-        return self._next_use(self.slots[candidate], position + 1) > ahead
+    def should_fill(self, position: int, ahead: int, *, busy: int) -> bool:
+        """Whether some slot's block is needed later than the visit at ``ahead``, and it does not pay to wait."""
+        needed = self._next_use(self._candidate(position, busy), position + 1)
+        can_wait = ahead > position + 1 and self._next_use(busy, position + 1) > needed
+        return needed > ahead and not can_wait
 
     def fill(self, block: int, position: int, *, busy: int | None) -> Prefetch:
         slot = self._candidate(position, busy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -72,15 +71,13 @@ def _forward_backward(
     model = run.model
     denominator = sum(count_supervised(m) for m in micro_batches)
     losses = []
-    random = preserved_generator(model.device) if model.draws_random_numbers else contextlib.nullcontext()
-    with random as generator:
+    with preserved_generator(model.device) as generator:
         for j, micro_batch in enumerate(micro_batches):
             shape = micro_batch.input_ids.shape
             context = model.make_context(int(shape[0]), int(shape[1]))
             hidden = model.embedding.rows(micro_batch.input_ids)
             for index, block in enumerate(blocks):
-                if generator is not None:
-                    generator.manual_seed(visit_seed(RUN_SEED, step, j, index))
+                generator.manual_seed(visit_seed(RUN_SEED, step, j, index))
                 hidden = block.template.call(hidden, context)
             flat = hidden.reshape(-1, hidden.shape[-1])
             total = torch.zeros((), device=model.device)
