@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ArchitectureVerdict", "blockwise_arch_check"]
 
 # Distributions whose architectures this project's own gates run. Anybody else's word is taken, loudly, as theirs.
-GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen", "poros-arch-gemma"})
+GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen"})
 
 # What to install for a model type that no loaded plugin serves.
 OFFERED_ELSEWHERE = {"qwen2": "poros-arch-qwen", "qwen3": "poros-arch-qwen"}
