@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -18,6 +19,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.sessions = ["lint", "types", "tests"]
 
 ROOT = Path(__file__).parent
+THIRD_PARTY = ROOT / "examples" / "poros-arch-llama"
 PARITY_TESTS = "packages/poros-arch-qwen/tests/test_parity.py"
 # The lower end of the supported range; CI and the GPU machine have the upper end and these.
 OLDEST = ("transformers==5.17.*", "torch==2.11.*")
@@ -106,12 +108,11 @@ def minimal(session: nox.Session) -> None:
 
 @nox.session(name="third-party")
 def third_party(session: nox.Session) -> None:
-    """Install the out-of-tree example plugin beside Poros and run its tests."""
-    _install_wheels(session, "poros")
-    session.install("./examples/third-party-plugin", "pytest")
-    session.run(
-        "python", "-m", "pytest", "--rootdir", "examples/third-party-plugin", "examples/third-party-plugin"
-    )
+    """Install the example plugin beside poros-cli, all from wheels, and run its tests, on the real SmolLM2 too."""
+    _install_wheels(session, "poros-cli", THIRD_PARTY.name, outside=(THIRD_PARTY,))
+    session.install("--group", "quickstart", "pytest")
+    with session.chdir(THIRD_PARTY):  # away from the workspace's conftest.py and pytest settings
+        session.run("python", "-m", "pytest", *session.posargs)
 
 
 def _python(session: nox.Session, *arguments: str) -> None:
@@ -128,19 +129,26 @@ def _packages() -> list[str]:
     return sorted(f"./{path.parent.relative_to(ROOT)}" for path in ROOT.glob("packages/*/pyproject.toml"))
 
 
-def _install_wheels(session: nox.Session, *distributions: str) -> None:
-    """Build every wheel and install the named ones, with the pinned versions of everything else."""
+def _install_wheels(session: nox.Session, *distributions: str, outside: Sequence[Path] = ()) -> None:
+    """Build every wheel and install the named ones, with the pinned versions of everything else.
+
+    Args:
+        distributions: names of what to install.
+        outside: folders of distributions that are no members of the workspace.
+    """
     folder = Path(session.create_tmp()).resolve() / "wheels"
     session.run(
         "uv", "build", "--all-packages", "--wheel", "--quiet", "--out-dir", str(folder), external=True
     )
+    for path in outside:
+        session.run("uv", "build", str(path), "--wheel", "--quiet", "--out-dir", str(folder), external=True)
     pinned = folder / "constraints.txt"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     pinned.write_text("\n".join(settings["tool"]["uv"]["constraint-dependencies"]) + "\n")
     # By path: whatever an index calls `poros` is somebody else's. What these require is found beside them.
     named = [str(path) for name in distributions for path in folder.glob(f"{name.replace('-', '_')}-*.whl")]
     # Versions do not change between builds, so a wheel in uv's cache may be an older one of the same name.
-    refresh = [f"--refresh-package={Path(path).name}" for path in _packages()]
+    refresh = [f"--refresh-package={Path(path).name}" for path in (*_packages(), *outside)]
     session.run(
         *("uv", "pip", "install", "--quiet", "--no-sources", *refresh),
         *("--find-links", str(folder), "--constraint", str(pinned), *named),
