@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from poros import LoraSettings, Numerics, Plan, open_model
 
-# A few float32 roundings of a loss of 5.6 (spacing 4.8e-7), where a machine sums in another order. Measured on an x86-64
-# CPU with torch 2.15: 0.0.
+# A few float32 roundings of a loss of 5.6 (spacing 4.8e-7), where a machine sums in another order. Measured on an
+# x86-64 CPU with torch 2.15: 0.0.
 TOLERANCE = 5e-6
 
 
