@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ PACKAGES = ("poros-core", "torch", "transformers", "peft", "bitsandbytes", "safe
 def environment(device: torch.device) -> dict[str, Any]:
     """Return command, commit, device, driver and versions."""
     facts: dict[str, Any] = {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(_without_machine_paths(sys.argv)),
         "commit": os.environ.get(COMMIT_VARIABLE)
         or _run("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "device": str(device),
@@ -47,6 +47,11 @@ def write_receipt(path: Path, device: torch.device, measured: Mapping[str, Any])
     """Write one receipt: the environment and what was measured in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_json(path, {"environment": environment(device), **measured})
+
+
+def _without_machine_paths(arguments: Sequence[str]) -> list[str]:
+    """Shorten absolute paths to their last part: where a machine keeps its files is nobody's business."""
+    return [Path(argument).name if Path(argument).is_absolute() else argument for argument in arguments]
 
 
 def _version(name: str) -> str | None:
