@@ -138,6 +138,32 @@ def test_a_step_that_fails_in_the_middle_leaves_no_trace_in_the_next(
     assert verdict.outcome == "equal", verdict.detail
 
 
+def test_a_copy_that_fails_half_way_is_made_again(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = start_run().train(2)
+    run = start_run()
+    run.train(1)
+    slots = run.engine.slots
+    assert slots is not None
+
+    copy = slots._copy
+
+    def half(block: int, source: torch.Tensor, slot: int) -> None:
+        if block:
+            copy(block, source, slot)
+        else:  # the block that the next pass would look for first
+            slots.buffers[slot][: source.numel() // 2].copy_(source[: source.numel() // 2])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "_copy", half)
+        with pytest.raises(KeyboardInterrupt):
+            run.engine.step(run.micro_batches(1), 1)
+    verdict = compare(undisturbed, run.train(1))
+    assert verdict.outcome == "equal", verdict.detail
+
+
 def test_an_evaluation_s_loss_does_not_depend_on_the_plan(start_run: StartRun) -> None:
     found = set()
     for plan in (RESIDENT, Plan(num_slots=2), Plan(num_slots=4, order=MICRO_BATCH_MAJOR, workspace=True)):

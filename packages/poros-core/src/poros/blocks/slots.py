@@ -45,10 +45,11 @@ class Slots(ABC):
 
     def prefetch(self, block: int, slot: int) -> None:
         """Issue the copy of ``block`` into ``slot``, ordered after the slot's last release."""
-        self.contents[slot] = block
         source = self._store.block(block)
         self._statistics.h2d_bytes += source.numel()
+        self.contents[slot] = None  # a copy that fails half-way leaves neither the old block nor the new one
         self._copy(block, source, slot)
+        self.contents[slot] = block
 
     @abstractmethod
     def _copy(self, block: int, source: torch.Tensor, slot: int) -> None: ...
