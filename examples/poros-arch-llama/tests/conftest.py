@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sysconfig
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 # Tiny kernels on few cores: a pool of spinning threads costs more than it computes.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
