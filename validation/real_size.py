@@ -33,7 +33,7 @@ from poros.parity.trajectory import Trajectory
 from poros.plugins import Registry, load_registry
 from poros.settings import ACCUMULATION_ORDERS, Plan
 from poros_arch_qwen.real_shapes import REAL_SHAPES, real_config
-from poros_quant.aliasing import reproduce_aliasing
+from poros_quant.aliasing import MAX_FAULTY_COSINE, reproduce_aliasing
 
 NUM_STEPS = 3
 TIMED_STEPS = 2
@@ -173,7 +173,8 @@ def passed(results: dict[str, Any]) -> bool:
         if name.startswith("control: "):
             good = result["verdict"] == "different"
         elif name == "aliasing":
-            good = result["output_equal"] and result["visit_equal"] and result["faulty_gradient_cosine"] < 0.9
+            reproduced = result["output_equal"] and result["faulty_gradient_cosine"] < MAX_FAULTY_COSINE
+            good = reproduced and result["visit_equal"]
         else:
             good = result.get("verdict", result.get("repeats")) == "equal"
         if not good:

@@ -210,14 +210,14 @@ def load_model(
         if resident
         else HostStore(layouts, pin=plan.pin_host_memory and device.type == "cuda")
     )
-    key = store_key(source, weight_format, numerics.storage_dtype, device, layouts)
-    if cache is None or not cache.load(key, store):
+    key = store_key(source, weight_format, numerics.storage_dtype, device, layouts) if cache else None
+    if cache is None or key is None or not cache.load(key, store):
         filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
         for index, block in enumerate(blocks):
             filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
             if progress is not None:
                 progress(index + 1, len(blocks))
-        if cache is not None:
+        if cache is not None and key is not None:
             cache.save(key, store)
     return LoadedModel(
         meta=meta,

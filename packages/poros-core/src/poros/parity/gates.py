@@ -222,6 +222,8 @@ def _abort_an_evaluation(run: CaseRun) -> None:
         engine.evaluate(run.micro_batches(0))
     except _AbortedError:
         pass
+    else:
+        raise AssertionError("the evaluation was not aborted: the gate would prove less than it says")
     finally:
         engine._visit = visit  # type: ignore[method-assign]
 
