@@ -14,12 +14,23 @@ import torch
 
 from poros.errors import ConfigError, explain
 
-__all__ = ["ACCUMULATION_ORDERS", "COMPUTE_DTYPES", "LoraSettings", "Numerics", "OptimizerSettings", "Plan"]
+__all__ = [
+    "ACCUMULATION_ORDERS",
+    "BLOCK_EXECUTIONS",
+    "COMPUTE_DTYPES",
+    "PLACES",
+    "LoraSettings",
+    "Numerics",
+    "OptimizerSettings",
+    "Plan",
+]
 
 COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ACCUMULATION_ORDERS = ("block-major", "micro-batch-major")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 RESIDENCIES = ("streamed", "resident")
+BLOCK_EXECUTIONS = ("eager", "compiled")
+PLACES = ("device", "host")
 
 
 def _require_integer(name: str, value: object, *, least: int) -> None:
@@ -78,13 +89,17 @@ class Numerics:
         compute_dtype: dtype of matrix products and hidden states.
         storage_dtype: dtype of norms, biases, embedding and head.
         length_bucket: T is rounded up to a multiple of this.
-        loss_chunk_positions: supervised positions per head product.
+        loss_chunk_positions, loss_chunk_vocabulary: supervised positions and vocabulary entries per head product.
+        blocks: ``eager`` (Transformers' layers as they are) or ``compiled`` (one `torch.compile` per block kind and
+            shape; fused kernels round differently).
     """
 
     compute_dtype: torch.dtype = torch.bfloat16
     storage_dtype: torch.dtype = torch.bfloat16
     length_bucket: int = 64
-    loss_chunk_positions: int = 256
+    loss_chunk_positions: int = 512
+    loss_chunk_vocabulary: int = 16384
+    blocks: str = "eager"
 
     def __post_init__(self) -> None:
         for name in ("compute_dtype", "storage_dtype"):
@@ -92,6 +107,8 @@ class Numerics:
             _require(value in COMPUTE_DTYPES.values(), name, " or ".join(COMPUTE_DTYPES), value)
         _require_integer("length_bucket", self.length_bucket, least=1)
         _require_integer("loss_chunk_positions", self.loss_chunk_positions, least=1)
+        _require_integer("loss_chunk_vocabulary", self.loss_chunk_vocabulary, least=1)
+        _require(self.blocks in BLOCK_EXECUTIONS, "blocks", " | ".join(BLOCK_EXECUTIONS), self.blocks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,19 +148,30 @@ class Plan:
         residency: ``streamed`` (host store, device slots) or ``resident`` (every block in device memory, no copy
             stream, no host reads).
         num_slots: device slots for streamed blocks, at least 2.
+        resident_blocks: of a streamed run, how many blocks stay in device memory, spread evenly over the depth.
+        head: ``device``, or ``host``: the head's vocabulary chunks are streamed through the slots like blocks.
+        activations: block inputs are kept in ``device`` memory or in pinned ``host`` memory until backward.
         order: ``block-major`` (every micro-batch of the step visits block k before block k+1) or
             ``micro-batch-major`` (each micro-batch runs forward and backward alone).
         workspace: dequantize a block once per visit into a device buffer; otherwise at every use.
+        graphs: capture the kernels of a visit once per (block kind, buffer, shape) and replay them; CUDA only.
         pin_host_memory: register the host store for asynchronous copies; otherwise a pinned staging ring is used.
     """
 
     residency: str = "streamed"
     num_slots: int = 3
+    resident_blocks: int = 0
+    head: str = "device"
+    activations: str = "device"
     order: str = "block-major"
     workspace: bool = False
+    graphs: bool = True
     pin_host_memory: bool = True
 
     def __post_init__(self) -> None:
         _require(self.residency in RESIDENCIES, "residency", " | ".join(RESIDENCIES), self.residency)
         _require_integer("slots", self.num_slots, least=2)
+        _require_integer("resident_blocks", self.resident_blocks, least=0)
+        for name in ("head", "activations"):
+            _require(getattr(self, name) in PLACES, name, " | ".join(PLACES), getattr(self, name))
         _require(self.order in ACCUMULATION_ORDERS, "order", " | ".join(ACCUMULATION_ORDERS), self.order)
