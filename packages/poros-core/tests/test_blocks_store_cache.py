@@ -32,21 +32,21 @@ def filled(seed: int) -> HostStore:
 
 def test_a_saved_store_is_read_back_byte_for_byte(tmp_path: Path) -> None:
     store = filled(1)
-    StoreCache(tmp_path).save("key", store)
+    StoreCache(tmp_path).save("key", store, 2)
     again = HostStore([LAYOUT, LAYOUT], pin=False)
-    assert StoreCache(tmp_path).load("key", again)
+    assert StoreCache(tmp_path).load("key", again, 2)
     assert checksum(again) == checksum(store)
 
 
 def test_an_unknown_key_is_not_found(tmp_path: Path) -> None:
-    StoreCache(tmp_path).save("key", filled(1))
-    assert not StoreCache(tmp_path).load("other", filled(2))
+    StoreCache(tmp_path).save("key", filled(1), 2)
+    assert not StoreCache(tmp_path).load("other", filled(2), 2)
 
 
 def test_a_second_run_that_saves_the_same_key_leaves_a_whole_store(tmp_path: Path) -> None:
-    StoreCache(tmp_path).save("key", filled(1))
-    StoreCache(tmp_path).save("key", filled(1))
-    assert StoreCache(tmp_path).load("key", filled(2))
+    StoreCache(tmp_path).save("key", filled(1), 2)
+    StoreCache(tmp_path).save("key", filled(1), 2)
+    assert StoreCache(tmp_path).load("key", filled(2), 2)
 
 
 def _truncate(folder: Path) -> None:
@@ -75,17 +75,17 @@ def _drop_contents(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_truncate, _flip_a_bit, _drop_a_block, _forge_contents, _drop_contents])
 def test_a_damaged_store_is_named_and_not_used(tmp_path: Path, damage: object) -> None:
-    StoreCache(tmp_path).save("key", filled(1))
+    StoreCache(tmp_path).save("key", filled(1), 2)
     damage(tmp_path / "key")  # type: ignore[operator]
     with pytest.warns(UserWarning, match="cached store is not used"):
-        assert not StoreCache(tmp_path).load("key", filled(2))
+        assert not StoreCache(tmp_path).load("key", filled(2), 2)
 
 
 def test_a_cache_that_cannot_be_written_costs_a_warning_only(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     with pytest.warns(UserWarning, match="not cached"):
-        StoreCache(blocked).save("key", filled(1))
+        StoreCache(blocked).save("key", filled(1), 2)
 
 
 def test_the_key_depends_on_source_format_dtype_and_layout() -> None:

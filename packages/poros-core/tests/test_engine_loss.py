@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from poros.engine.loss import IGNORE_INDEX, LossHead, count_supervised, make_targets
+from poros.engine.loss import LossHead
+from poros.engine.targets import IGNORE_INDEX, count_supervised, make_targets
 from poros.errors import UserError
 from poros.interfaces import MicroBatch
 from poros.parity.case_run import CaseRun
@@ -148,13 +149,13 @@ def test_a_micro_batch_without_supervised_tokens_adds_nothing(start: StartRun) -
 # ---- one head, against the formula
 
 
-def make_head(chunk: int = 4, softcap: float | None = None) -> LossHead:
+def make_head(chunk: int = 4, softcap: float | None = None, vocabulary: int = 10) -> LossHead:
     torch.manual_seed(1)
     norm = nn.RMSNorm(D)
     nn.init.normal_(norm.weight)
     return LossHead(
         norm.requires_grad_(False),
-        torch.randn(V, D),
+        torch.randn(V, D).split(vocabulary),
         compute_dtype=torch.float32,
         chunk_positions=chunk,
         softcap=softcap,
@@ -174,7 +175,7 @@ def naive(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the summed loss and its gradient by the formula, with a (B, T, V) tensor."""
     hidden = hidden.clone().requires_grad_()
-    logits = head.norm(hidden) @ head.weight.T
+    logits = head.norm(hidden) @ torch.cat(head.chunks).T
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     loss = -logits.log_softmax(-1)[:, :-1].gather(2, labels[:, 1:, None].clamp(min=0)).squeeze(2)
@@ -184,9 +185,12 @@ def naive(
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0, 30.0])
+@pytest.mark.parametrize("vocabulary", [1, 10, V])
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-def test_loss_and_gradient_follow_the_formula_whatever_the_chunk(chunk: int, softcap: float | None) -> None:
-    head = make_head(chunk, softcap)
+def test_loss_and_gradient_follow_the_formula_whatever_the_chunks(
+    chunk: int, vocabulary: int, softcap: float | None
+) -> None:
+    head = make_head(chunk, softcap, vocabulary)
     hidden, labels = make_hidden()
     targets = make_targets(labels, CPU)
     expected_loss, expected_gradient = naive(head, hidden, labels, softcap)

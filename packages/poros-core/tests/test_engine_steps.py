@@ -10,8 +10,9 @@ import torch
 
 from poros.blocks.store import checksum
 from poros.engine.embedding import check_token_ids
-from poros.engine.engine import MAX_CONTEXTS, Engine
+from poros.engine.engine import Engine
 from poros.engine.schedule import Visit
+from poros.engine.static_states import MAX_CONTEXTS
 from poros.engine.template import BlockTemplate
 from poros.errors import UserError
 from poros.parity.case_run import CaseRun, RandomBatch
@@ -232,8 +233,8 @@ def test_contexts_of_old_shapes_are_let_go(start_run: StartRun) -> None:
     for tokens in range(2, MAX_CONTEXTS + 6):
         ids = torch.ones(1, tokens, dtype=torch.int64)
         run.engine.evaluate([RandomBatch(ids, ids)])
-    assert len(run.engine._contexts) == MAX_CONTEXTS
-    assert (1, MAX_CONTEXTS + 5) in run.engine._contexts
+    assert len(run.engine._states._contexts) == MAX_CONTEXTS
+    assert (1, MAX_CONTEXTS + 5) in run.engine._states._contexts
 
 
 def test_shapes_that_change_from_step_to_step_change_no_bit(start_run: StartRun) -> None:

@@ -23,11 +23,20 @@ from poros.adapters import (
 from poros.bank import AdapterBank
 from poros.blocks.fill import BlockFiller, load_checked
 from poros.blocks.kinds import BlockKind, classify_blocks
-from poros.blocks.store import BlockStore, DeviceStore, HostStore
+from poros.blocks.layout import BlockLayout, make_layout
+from poros.blocks.placement import PlacedStore, spread_evenly
+from poros.blocks.store import BlockStore, DeviceStore
 from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
 from poros.engine.loss import LossHead
-from poros.interfaces import Architecture, BlockContext, ModelParts, TensorSource, WeightFormat
+from poros.interfaces import (
+    Architecture,
+    BlockContext,
+    ModelParts,
+    TensorSource,
+    TensorSpec,
+    WeightFormat,
+)
 from poros.settings import LoraSettings, Numerics, Plan
 
 if TYPE_CHECKING:
@@ -36,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "MetaModel", "load_model", "make_meta_model"]
 
 Progress = Callable[[int, int], None]
+
+# The one tensor of a vocabulary chunk in the store.
+HEAD_ROWS = "rows"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,12 +117,18 @@ def make_meta_model(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """Everything an `Engine` runs on."""
+    """Everything an `Engine` runs on.
+
+    Attributes:
+        store: every block; behind them the vocabulary chunks of a streamed head.
+        resident: the blocks that live in device memory.
+    """
 
     meta: MetaModel
     numerics: Numerics
     device: torch.device
     store: BlockStore
+    resident: frozenset[int]
     bank: AdapterBank
     embedding: Embedding
     head: LossHead
@@ -139,6 +157,15 @@ class LoadedModel:
     def hidden_size(self) -> int:
         """D of the hidden states."""
         return int(self.config.hidden_size)
+
+    @property
+    def num_streamed_head_chunks(self) -> int:
+        """Vocabulary chunks behind the blocks of the store; 0 where the head is resident."""
+        return len(self.store.layouts) - self.num_blocks
+
+    def head_chunk(self, chunk: int, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the (C, D) head rows of a streamed vocabulary chunk that ``buffer`` holds. A view."""
+        return self.store.layouts[self.num_blocks + chunk].views(buffer)[HEAD_ROWS]
 
     def make_context(self, batch: int, tokens: int) -> BlockContext:
         """Return masks and rotary tables of one (B, T) shape on the device."""
@@ -204,29 +231,48 @@ def load_model(
     blocks = meta.blocks
     kind_of = {block: kind for kind in meta.kinds for block in kind.blocks}
     layouts = [kind_of[index].layout for index in range(len(blocks))]
-    resident = plan.residency == "resident"
+    is_resident = plan.residency == "resident"
+    resident = spread_evenly(len(blocks) if is_resident else plan.resident_blocks, len(blocks))
+    head_layouts = [] if is_resident or plan.head == "device" else _head_layouts(meta, numerics)
     store: BlockStore = (
         DeviceStore(layouts, device)
-        if resident
-        else HostStore(layouts, pin=plan.pin_host_memory and device.type == "cuda")
+        if is_resident
+        else PlacedStore(
+            layouts + head_layouts,
+            resident,
+            device,
+            pin=plan.pin_host_memory and device.type == "cuda",
+        )
     )
     key = store_key(source, weight_format, numerics.storage_dtype, device, layouts) if cache else None
-    if cache is None or key is None or not cache.load(key, store):
+    if cache is None or key is None or not cache.load(key, store, len(blocks)):
         filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
         for index, block in enumerate(blocks):
             filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
             if progress is not None:
                 progress(index + 1, len(blocks))
         if cache is not None and key is not None:
-            cache.save(key, store)
+            cache.save(key, store, len(blocks))
     return LoadedModel(
         meta=meta,
         numerics=numerics,
         device=device,
         store=store,
+        resident=resident,
         bank=_initial_bank(meta, device, seed),
-        **_ends(meta, source, numerics, device, resident=resident),
+        **_ends(meta, source, numerics, device, store, is_resident=is_resident),
     )
+
+
+def _head_layouts(meta: MetaModel, numerics: Numerics) -> list[BlockLayout]:
+    """Return one layout per vocabulary chunk of the head."""
+    vocabulary, hidden = int(meta.config.vocab_size), int(meta.config.hidden_size)
+    size = numerics.loss_chunk_vocabulary
+    counts = [min(size, vocabulary - start) for start in range(0, vocabulary, size)]
+    return [
+        make_layout([TensorSpec(name=HEAD_ROWS, dtype=numerics.storage_dtype, shape=(count, hidden))])
+        for count in counts
+    ]
 
 
 def _initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBank:
@@ -245,7 +291,13 @@ def _initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBa
 
 
 def _ends(
-    meta: MetaModel, source: TensorSource, numerics: Numerics, device: torch.device, *, resident: bool
+    meta: MetaModel,
+    source: TensorSource,
+    numerics: Numerics,
+    device: torch.device,
+    store: BlockStore,
+    *,
+    is_resident: bool,
 ) -> dict[str, Any]:
     """Load embedding, final norm and head. A tied table exists once per memory that reads it."""
     parts, config = meta.parts, meta.config
@@ -255,8 +307,17 @@ def _ends(
         expected = tuple(meta.module.state_dict()[name].shape)
         return load_checked(source, name, expected, where).to(numerics.storage_dtype)
 
-    table = load(table_name, device if resident else torch.device("cpu"))
-    head = table.to(device) if parts.tied else load(head_name, device)
+    table = load(table_name, device if is_resident else torch.device("cpu"))
+    streamed = range(len(meta.blocks), len(store.layouts))
+    if streamed:
+        head = table if parts.tied else load(head_name, torch.device("cpu"))
+        chunks = []
+        for index, rows in zip(streamed, head.split(numerics.loss_chunk_vocabulary), strict=True):
+            chunks.append(store.layouts[index].views(store.block(index))[HEAD_ROWS])
+            chunks[-1].copy_(rows)
+    else:
+        head = table.to(device) if parts.tied else load(head_name, device)
+        chunks = list(head.split(numerics.loss_chunk_vocabulary))
     norm = copy.deepcopy(meta.module.get_submodule(parts.final_norm))
     for name, _ in list(norm.named_parameters()):
         assert "." not in name
@@ -266,7 +327,7 @@ def _ends(
         "embedding": Embedding(table, device, numerics.compute_dtype, scale),
         "head": LossHead(
             norm,
-            head,
+            chunks,
             compute_dtype=numerics.compute_dtype,
             chunk_positions=numerics.loss_chunk_positions,
             softcap=meta.architecture.logit_softcap(config),

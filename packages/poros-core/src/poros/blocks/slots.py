@@ -22,9 +22,15 @@ STAGING_BUFFERS = 2
 
 @dataclass(slots=True)
 class CopyStatistics:
-    """What the slots moved since the last `Slots.take_statistics`."""
+    """What a run moved since statistics were taken last.
+
+    Attributes:
+        h2d_bytes, d2h_bytes: to and from the device, blocks and activations.
+        exposed_copy_seconds: how long visits waited for their blocks.
+    """
 
     h2d_bytes: int = 0
+    d2h_bytes: int = 0
     exposed_copy_seconds: float = 0.0
 
 
@@ -166,7 +172,8 @@ class CudaSlots(Slots):
 
 
 def _needs_staging(store: BlockStore) -> bool:
-    return not all(store.is_pinned(index) for index in range(len(store.layouts)))
+    indices = range(len(store.layouts))
+    return any(store.block(index).device.type == "cpu" and not store.is_pinned(index) for index in indices)
 
 
 class _StagingRing:

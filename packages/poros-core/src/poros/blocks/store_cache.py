@@ -57,8 +57,8 @@ class StoreCache:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, key: str, store: BlockStore) -> bool:
-        """Read a cached store into ``store``, hashes checked; return whether there was a whole one.
+    def load(self, key: str, store: BlockStore, num_blocks: int) -> bool:
+        """Read the blocks of a cached store into ``store``, hashes checked; return whether there was a whole one.
 
         A damaged one is named in a warning and counts as absent.
         """
@@ -66,7 +66,7 @@ class StoreCache:
         if not folder.is_dir():
             return False
         try:
-            hashes = _read_hashes(folder, len(store.layouts))
+            hashes = _read_hashes(folder, num_blocks)
             with ThreadPoolExecutor(HASH_THREADS) as threads:
                 for index, good in enumerate(
                     threads.map(lambda i: _read_block(folder, i, store, hashes[i]), range(len(hashes)))
@@ -87,15 +87,15 @@ class StoreCache:
             return False
         return True
 
-    def save(self, key: str, store: BlockStore) -> None:
-        """Write ``store`` under ``key``. A cache that cannot be written costs a warning, never the run.
+    def save(self, key: str, store: BlockStore, num_blocks: int) -> None:
+        """Write the blocks of ``store`` under ``key``. A cache that cannot be written costs a warning, never the run.
 
         Memory: one block.
         """
         try:
             with atomic_folder(self._folder / key, overwrite=True) as folder:
                 hashes = []
-                for index in range(len(store.layouts)):
+                for index in range(num_blocks):
                     block = store.block(index).cpu()
                     save_tensors(folder / _file_name(index), {TENSOR: block}, {})
                     hashes.append(_hash(block))

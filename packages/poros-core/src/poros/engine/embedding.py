@@ -1,11 +1,16 @@
-"""Embedding rows: gathered on the host and copied, or read from a resident table. A row copy has no rounding."""
+"""Embedding rows: gathered on the host and copied, or read from a resident table. A row copy has no rounding.
+
+Shape letters: B batch, T tokens, D hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from poros.engine.loss import IGNORE_INDEX
+from poros.blocks.copy_lane import mark
+from poros.blocks.host_memory import HostArena
+from poros.engine.targets import IGNORE_INDEX
 from poros.errors import UserError, explain
 from poros.interfaces import MicroBatch
 
@@ -54,17 +59,56 @@ class Embedding:
         self._device = device
         self._compute_dtype = compute_dtype
         self._scale = scale
+        self._staged = table.device.type == "cpu" and device.type == "cuda"
+        self._arena: HostArena | None = None
+        self._staging = torch.empty(0, dtype=table.dtype)
+        self._used = 0
+        self._done: torch.cuda.Event | None = None
 
     @property
     def num_tokens(self) -> int:
         """V of the table."""
         return int(self.table.shape[0])
 
+    def begin(self, num_positions: int) -> None:
+        """Start a pass over at most ``num_positions`` rows: its copies need page-locked memory to be asynchronous."""
+        if not self._staged:
+            return
+        if self._done is not None:
+            self._done.synchronize()
+        self._used = 0
+        needed = num_positions * self.table.shape[1]
+        if needed > self._staging.numel():
+            self.close()
+            self._arena = HostArena([needed * self.table.dtype.itemsize], pin=True)
+            self._staging = self._arena.region(0).view(self.table.dtype)
+
+    @torch.no_grad()
+    def write(self, input_ids: torch.Tensor, target: torch.Tensor) -> None:
+        """Write the rows of (B, T) ids, which are on the CPU, to (B, T, D) hidden states."""
+        if not self._staged:
+            target.copy_(self.rows(input_ids))
+            return
+        ids = input_ids.reshape(-1)
+        count = ids.numel() * self.table.shape[1]
+        staged = self._staging[self._used : self._used + count].view(ids.numel(), -1)
+        self._used += count
+        torch.index_select(self.table, 0, ids, out=staged)
+        target.copy_(self._scaled(staged.to(self._device, non_blocking=True)).view_as(target))
+        self._done = mark(self._device)
+
     @torch.no_grad()
     def rows(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return (B, T, D) hidden states of (B, T) ids, which are on the CPU."""
-        ids = input_ids.to(self.table.device)
-        rows = F.embedding(ids, self.table).to(self._device, non_blocking=True)
+        rows = F.embedding(input_ids.to(self.table.device), self.table)
+        return self._scaled(rows.to(self._device))
+
+    def _scaled(self, rows: torch.Tensor) -> torch.Tensor:
         if self._scale is not None:
             rows = rows * self._scale.to(rows.device)
         return rows.to(self._compute_dtype)
+
+    def close(self) -> None:
+        """Release the page lock."""
+        if self._arena is not None:
+            self._arena.close()

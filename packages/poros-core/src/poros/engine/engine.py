@@ -6,8 +6,8 @@ Shape letters: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,20 +15,21 @@ from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind
 from poros.blocks.slots import CopyStatistics, Slots, make_slots
 from poros.determinism import preserved_generator, visit_seed
-from poros.engine.activations import BoundaryActivations
+from poros.engine.activations import BoundaryActivations, DeviceActivations
 from poros.engine.embedding import check_token_ids
-from poros.engine.loss import Targets, count_supervised, make_targets
+from poros.engine.graphs import GraphCache
+from poros.engine.loss import RunningLoss
+from poros.engine.offload import HostActivations
 from poros.engine.schedule import Loss, Op, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
+from poros.engine.static_states import StaticState, StaticStates
+from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
 from poros.errors import UserError, explain
-from poros.interfaces import BlockContext, MicroBatch
+from poros.interfaces import MicroBatch
 from poros.model import LoadedModel
 from poros.settings import Plan
 
 __all__ = ["Engine", "StepOutput"]
-
-# Contexts (masks, rotary tables) are kept for this many shapes; length buckets keep the number of shapes small.
-MAX_CONTEXTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,14 @@ class _Pass:
     """The state of one pass over the blocks."""
 
     step: int
+    input_ids: list[torch.Tensor]
     shapes: list[tuple[int, int]]
-    embedded: list[torch.Tensor]
     targets: list[Targets]
     denominator: int
     training: bool
     losses: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
+    running: dict[int, RunningLoss] = field(default_factory=dict)
 
 
 class Engine:
@@ -66,7 +68,8 @@ class Engine:
     Attributes:
         model: the loaded model: store, kinds, bank, embedding, head.
         plan: placement.
-        slots: the device slots, or None where every block is resident.
+        slots: the device slots, or None where nothing is streamed.
+        graphs: captured visits.
         seed: run seed of every dropout mask.
     """
 
@@ -75,19 +78,22 @@ class Engine:
         self.plan = plan
         self.seed = seed
         self.device = model.device
-        streamed = plan.residency == "streamed"
+        streamed = len(model.resident) < model.num_blocks or model.num_streamed_head_chunks > 0
+        self._resident = model.resident
         # More slots than blocks would stay empty.
-        num_slots = min(plan.num_slots, max(2, model.num_blocks))
+        num_slots = min(plan.num_slots, max(2, len(model.store.layouts)))
         self.slots: Slots | None = make_slots(model.store, num_slots, self.device) if streamed else None
-        self._resident = frozenset() if streamed else frozenset(range(model.num_blocks))
         self._kind_of = {block: kind for kind in model.kinds for block in kind.blocks}
         self._region = StaticRegion([kind.adapter for kind in model.kinds], self.device)
         self._templates: dict[tuple[int, int | None, int | None], BlockTemplate] = {}
         self._workspaces: dict[int, dict[str, torch.Tensor]] = {}
-        self._contexts: dict[tuple[int, int], BlockContext] = {}
-        self._activations = BoundaryActivations(
+        self._states = StaticStates(model)
+        self.graphs = GraphCache(self.device, enabled=plan.graphs)
+        make_activations = HostActivations if plan.activations == "host" else DeviceActivations
+        self._activations: BoundaryActivations = make_activations(
             model.num_blocks, model.hidden_size, self.device, model.numerics.compute_dtype
         )
+        self._moved = (0, 0)
         self._generator: torch.Generator | None = None
 
     # ---- passes
@@ -103,7 +109,8 @@ class Engine:
             UserError: no position of the whole step is supervised, or a token is not in the vocabulary.
         """
         self.model.bank.zero_gradients()
-        state = self._begin(micro_batches, step, training=True)
+        lowest = self.model.bank.lowest_adapted()
+        state = self._begin(micro_batches, step, lowest_backward=lowest)
         if state.denominator == 0:
             raise UserError(
                 explain(
@@ -113,31 +120,36 @@ class Engine:
                     next_step="Look at the rows with `poros data preview`, or raise `max_length`",
                 )
             )
-        self._run(state, lowest_backward=self.model.bank.lowest_adapted())
+        self._run(state, lowest_backward=lowest)
         return StepOutput(tuple(state.losses), state.denominator)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, int]:
         """Return (summed cross-entropy, supervised tokens) of a forward-only pass. Changes no training state."""
-        state = self._begin(micro_batches, step=0, training=False)
+        state = self._begin(micro_batches, step=0, lowest_backward=None)
         self._run(state, lowest_backward=None)
         return float(sum(loss.double() for loss in state.losses)), state.denominator
 
     def last_hidden(self, micro_batch: int) -> torch.Tensor:
-        """Return the last block's (B, T, D) output in the pass that just ended; the next pass overwrites it."""
-        return self._activations.input_of(self.model.num_blocks, micro_batch)
+        """Return the last block's (B, T, D) output in the evaluation that just ended; the next pass overwrites it."""
+        return self._activations.state(self.model.num_blocks, micro_batch)
 
-    def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, training: bool) -> _Pass:
+    def _begin(
+        self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None
+    ) -> _Pass:
         for micro_batch in micro_batches:
             check_token_ids(micro_batch, self.model.embedding.num_tokens)
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]
-        self._activations.begin(shapes, together=self.plan.order == "block-major")
+        self._activations.begin(
+            shapes, together=self.plan.order == "block-major", lowest_backward=lowest_backward
+        )
+        self.model.embedding.begin(sum(batch * tokens for batch, tokens in shapes))
         return _Pass(
             step=step,
+            input_ids=[m.input_ids for m in micro_batches],
             shapes=shapes,
-            embedded=[self.model.embedding.rows(m.input_ids) for m in micro_batches],
             targets=[make_targets(m.labels, self.device) for m in micro_batches],
             denominator=sum(count_supervised(m) for m in micro_batches),
-            training=training,
+            training=lowest_backward is not None,
             losses=[],
             gradients=[None] * len(micro_batches),
         )
@@ -150,10 +162,10 @@ class Engine:
             with self._dropout(state.training):
                 for op in schedule.ops:
                     self._execute(op, state)
-        finally:
-            # An aborted pass may leave copies in flight; the next pass starts from what the slots really hold.
-            if self.slots is not None:
-                self.slots.drain()
+        except BaseException:
+            # An aborted pass leaves copies in flight; the next pass starts from what the slots really hold.
+            self._drain()
+            raise
 
     def schedule(self, num_micro_batches: int, lowest_backward: int | None) -> Schedule:
         """Return the schedule of a pass that begins with the slots as they are now."""
@@ -165,6 +177,7 @@ class Engine:
                 num_micro_batches=num_micro_batches,
                 order=self.plan.order,
                 lowest_backward=lowest_backward,
+                num_head_chunks=self.model.num_streamed_head_chunks,
             )
         )
 
@@ -197,27 +210,42 @@ class Engine:
             self.slots.release(op.slot)
 
     def _visit(self, visit: Visit, state: _Pass) -> None:
-        template = self._template(visit.block, visit.slot, state.training)
         if visit.slot is not None:
             assert self.slots is not None
+            held = self.slots.contents[visit.slot]
+            assert held == visit.block, f"slot {visit.slot} holds block {held}"
             self.slots.acquire(visit.slot)
+        if visit.direction == "head":
+            self._head(visit, state)
+            return
+        template = self._template(visit.block, visit.slot, state.training)
+        self._activations.enter(visit.block, visit.direction)
         self.model.bank.load_weights(visit.block, self._region)
-        template.materialize()
+        self._kernels(template, "dequantize", None, template.materialize)()
         if visit.direction == "forward":
             for micro_batch in visit.micro_batches:
                 self._forward(template, visit.block, micro_batch, state)
         else:
             self._backward(template, visit, state)
+        self._activations.leave(visit.block, visit.direction)
         if __debug__:
             template.assert_bound()
 
     def _forward(self, template: BlockTemplate, block: int, micro_batch: int, state: _Pass) -> None:
+        static = self._states.get(state.shapes[micro_batch])
+        hidden = self._activations.state(block, micro_batch)
         if block == 0:
-            self._activations.input_of(0, micro_batch).copy_(state.embedded[micro_batch])
-        hidden = self._activations.input_of(block, micro_batch)
+            self.model.embedding.write(state.input_ids[micro_batch], hidden)
+        static.hidden.copy_(hidden)
+
+        def kernels() -> None:
+            static.hidden.copy_(template.forward(static.hidden, static.context))
+
+        direction = "forward" if state.training else "evaluation"  # dropout is off in an evaluation
+        run = self._kernels(template, direction, static, kernels)
         self._seed(state.step, micro_batch, block)
-        output = template.forward(hidden, self._context(state.shapes[micro_batch]))
-        self._activations.input_of(block + 1, micro_batch).copy_(output)
+        run()
+        self._activations.state(block + 1, micro_batch).copy_(static.hidden)
 
     def _backward(self, template: BlockTemplate, visit: Visit, state: _Pass) -> None:
         bank = self.model.bank
@@ -225,25 +253,55 @@ class Engine:
         if adapted:
             bank.load_gradients(visit.block, self._region)
         for micro_batch in visit.micro_batches:
-            hidden = self._activations.input_of(visit.block, micro_batch)
+            static = self._states.get(state.shapes[micro_batch])
             gradient = state.gradients[micro_batch]
             assert gradient is not None
+            static.hidden.copy_(self._activations.state(visit.block, micro_batch))
+            static.gradient.copy_(gradient)
+            run = self._kernels(template, "backward", static, _backward_kernels(template, static))
             self._seed(state.step, micro_batch, visit.block)
-            state.gradients[micro_batch] = template.backward(
-                hidden, gradient, self._context(state.shapes[micro_batch])
-            )
+            run()
+            gradient.copy_(static.gradient)
         if adapted:
             bank.store_gradients(visit.block, self._region)
 
+    def _kernels(
+        self, template: BlockTemplate, name: str, static: StaticState | None, kernels: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Return the kernels or their graph. Addresses follow from the template and the static state."""
+        key = () if static is None else static.key
+        family = (id(template.kind), name, key)
+        return self.graphs.prepare((id(template), name, key), family, kernels, keep=(template, static))
+
+    def _head(self, visit: Visit, state: _Pass) -> None:
+        """Add one streamed vocabulary chunk to the loss of every micro-batch."""
+        assert self.slots is not None
+        assert visit.slot is not None
+        chunk = visit.block - self.model.num_blocks
+        weight = self.model.head_chunk(chunk, self.slots.buffers[visit.slot])
+        for micro_batch in visit.micro_batches:
+            if chunk == 0:
+                state.running[micro_batch] = self._running_loss(micro_batch, state)
+            state.running[micro_batch].add_chunk(chunk, weight)
+
     def _loss(self, micro_batch: int, state: _Pass) -> None:
-        hidden = self._activations.input_of(self.model.num_blocks, micro_batch)
-        head, targets = self.model.head, state.targets[micro_batch]
+        running = state.running.pop(micro_batch, None)
+        if running is None:
+            running = self._running_loss(micro_batch, state)
+            for index, weight in enumerate(self.model.head.chunks):
+                running.add_chunk(index, weight)
+        state.losses.append(running.loss())
         if state.training:
-            loss, gradient = head.loss_and_gradient(hidden, targets, state.denominator)
-            state.gradients[micro_batch] = gradient
-        else:
-            loss = head.loss_sum(hidden, targets)
-        state.losses.append(loss)
+            state.gradients[micro_batch] = running.gradient()
+
+    def _running_loss(self, micro_batch: int, state: _Pass) -> RunningLoss:
+        return RunningLoss(
+            self.model.head,
+            self._activations.state(self.model.num_blocks, micro_batch),
+            state.targets[micro_batch],
+            state.denominator if state.training else 1,
+            training=state.training,
+        )
 
     def _seed(self, step: int, micro_batch: int, block: int) -> None:
         if self._generator is not None:
@@ -253,9 +311,6 @@ class Engine:
 
     def _template(self, block: int, slot: int | None, training: bool) -> BlockTemplate:
         kind = self._kind_of[block]
-        if slot is not None:
-            assert self.slots is not None
-            assert self.slots.contents[slot] == block, f"slot {slot} holds block {self.slots.contents[slot]}"
         key = (id(kind), slot, block if slot is None else None)
         template = self._templates.get(key)
         if template is None:
@@ -279,23 +334,35 @@ class Engine:
             self._workspaces[id(kind)] = self.model.make_workspace(kind)
         return self._workspaces[id(kind)]
 
-    def _context(self, shape: tuple[int, int]) -> BlockContext:
-        context = self._contexts.pop(shape, None)
-        if context is None:
-            context = self.model.make_context(*shape)
-        self._contexts[shape] = context  # newest last
-        if len(self._contexts) > MAX_CONTEXTS:
-            del self._contexts[next(iter(self._contexts))]
-        return context
-
     # ---- reporting
 
     def take_statistics(self) -> CopyStatistics:
         """Return and reset what was copied; call where the device is idle."""
-        return self.slots.take_statistics() if self.slots is not None else CopyStatistics()
+        taken = self.slots.take_statistics() if self.slots is not None else CopyStatistics()
+        if isinstance(self._activations, HostActivations):
+            moved = self._activations.loaded_bytes, self._activations.offloaded_bytes
+            taken.h2d_bytes += moved[0] - self._moved[0]
+            taken.d2h_bytes += moved[1] - self._moved[1]
+            self._moved = moved
+        return taken
+
+    def _drain(self) -> None:
+        if self.slots is not None:
+            self.slots.drain()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
         """Wait for pending copies and release page locks."""
-        if self.slots is not None:
-            self.slots.drain()
+        self._drain()
+        if isinstance(self._activations, HostActivations):
+            self._activations.close()
+        self.model.embedding.close()
         self.model.store.close()
+
+
+def _backward_kernels(template: BlockTemplate, static: StaticState) -> Callable[[], None]:
+    def kernels() -> None:
+        static.gradient.copy_(template.backward(static.hidden, static.gradient, static.context))
+
+    return kernels

@@ -5,6 +5,7 @@ A *visit* is one stay of a block on the device. Streamed blocks visit through sl
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 
 __all__ = ["Loss", "Op", "Prefetch", "Release", "Schedule", "ScheduleRequest", "Visit", "make_schedule"]
 
-Direction = Literal["forward", "backward"]
+Direction = Literal["forward", "backward", "head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,10 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Run ``block`` for ``micro_batches``, in ascending order, on the bytes in ``slot`` (None: resident)."""
+    """Run ``block`` for ``micro_batches``, in ascending order, on the bytes in ``slot`` (None: resident).
+
+    With direction ``head`` it is a vocabulary chunk of a streamed head: chunk ``c`` counts as block ``num_blocks + c``.
+    """
 
     block: int
     slot: int | None
@@ -61,6 +65,7 @@ class ScheduleRequest:
         num_micro_batches: micro-batches of the pass.
         order: ``block-major`` or ``micro-batch-major``.
         lowest_backward: backward visits end at this block; None for a forward-only pass.
+        num_head_chunks: vocabulary chunks that are streamed between forward and backward; 0 for a resident head.
     """
 
     num_blocks: int
@@ -69,6 +74,7 @@ class ScheduleRequest:
     num_micro_batches: int
     order: str
     lowest_backward: int | None
+    num_head_chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class Schedule:
         return sum(isinstance(op, Prefetch) for op in self.ops)
 
 
+@functools.lru_cache(maxsize=64)  # every step of a run but the first asks for the same one
 def make_schedule(request: ScheduleRequest) -> Schedule:
     """Order the pass so that copies start early and no block is copied needlessly.
 
@@ -95,7 +102,8 @@ def make_schedule(request: ScheduleRequest) -> Schedule:
     Raises:
         ValueError: fewer than two slots while a block is streamed.
     """
-    if len(request.slots) < 2 and len(request.resident) < request.num_blocks:
+    streams = len(request.resident) < request.num_blocks or request.num_head_chunks
+    if streams and len(request.slots) < 2:
         raise ValueError("streaming needs at least 2 slots: one is read while the other is filled")
     visits = list(_visits(request))
     streamed = [(i, v.block) for i, v in enumerate(visits) if isinstance(v, Visit) and v.slot is not None]
@@ -143,6 +151,8 @@ def _visits(request: ScheduleRequest) -> Iterator[Visit | Loss]:
     for group in groups:
         for block in range(request.num_blocks):
             yield Visit(block, mark(block), "forward", group)
+        for chunk in range(request.num_head_chunks):
+            yield Visit(request.num_blocks + chunk, 0, "head", group)
         yield Loss(group)
         if request.lowest_backward is not None:
             for block in reversed(range(request.lowest_backward, request.num_blocks)):

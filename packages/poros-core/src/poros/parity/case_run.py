@@ -12,7 +12,7 @@ import torch
 
 from poros.blocks.store_cache import StoreCache
 from poros.engine.engine import Engine
-from poros.engine.loss import IGNORE_INDEX
+from poros.engine.targets import IGNORE_INDEX
 from poros.interfaces import MicroBatch, ParityCase, WeightFormat
 from poros.model import LoadedModel, MetaModel, load_model, make_meta_model
 from poros.optimizer import BankOptimizer

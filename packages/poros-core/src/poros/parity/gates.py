@@ -39,15 +39,13 @@ __all__ = [
 
 RESIDENT = Plan(residency="resident")
 
-# Every placement that the residency gate walks through: slots, orders, workspace.
-STREAMED_PLANS = tuple(
-    Plan(num_slots=slots, order=order, workspace=workspace)
-    for slots, order, workspace in [
-        (2, ACCUMULATION_ORDERS[0], False),
-        (3, ACCUMULATION_ORDERS[0], True),
-        (2, ACCUMULATION_ORDERS[1], True),
-        (3, ACCUMULATION_ORDERS[1], False),
-    ]
+# Every placement that the residency gate walks through: slots, orders, workspace, resident blocks, head, activations.
+STREAMED_PLANS = (
+    Plan(num_slots=2),
+    Plan(num_slots=3, workspace=True, resident_blocks=1, head="host"),
+    Plan(num_slots=2, activations="host", graphs=False),
+    Plan(num_slots=2, order=ACCUMULATION_ORDERS[1], workspace=True, activations="host"),
+    Plan(num_slots=3, order=ACCUMULATION_ORDERS[1], resident_blocks=2, head="host", graphs=False),
 )
 
 
@@ -123,7 +121,7 @@ def cached_store(case: ParityCase, oracles: Oracles, folder: Path) -> Verdict:
 class _ReadOnlyCache(StoreCache):
     """Fails the gate if the store was not cached: quantizing again would prove nothing."""
 
-    def save(self, key: str, store: BlockStore) -> None:
+    def save(self, key: str, store: BlockStore, num_blocks: int) -> None:
         raise AssertionError(f"store `{key}` was not found in the cache")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from poros.bank import StaticRegion
 from poros.determinism import preserved_generator, visit_seed
-from poros.engine.loss import count_supervised, make_targets
+from poros.engine.loss import LossHead
+from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
 from poros.interfaces import MicroBatch
 from poros.parity.case_run import RUN_SEED, CaseRun
@@ -79,10 +81,26 @@ def _forward_backward(
             for index, block in enumerate(blocks):
                 generator.manual_seed(visit_seed(RUN_SEED, step, j, index))
                 hidden = block.template.call(hidden, context)
-            flat = hidden.reshape(-1, hidden.shape[-1])
-            total = torch.zeros((), device=model.device)
-            for positions, tokens in model.head.chunks(make_targets(micro_batch.labels, model.device)):
-                total = total + model.head.chunk_loss(flat.index_select(0, positions), tokens, denominator)
-            total.backward()
-            losses.append(total.detach())
+            targets = make_targets(micro_batch.labels, model.device)
+            loss = _HeadLoss.apply(hidden, model.head, targets, denominator)
+            loss.backward()
+            losses.append(loss.detach())
     return torch.stack(losses)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The head's loss as a node of the graph. Its gradient is checked against the formula by tests of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, hidden: torch.Tensor, head: LossHead, targets: Targets, denominator: int
+    ) -> torch.Tensor:
+        with torch.enable_grad():
+            loss, gradient = head.loss_and_gradient(hidden.detach(), targets, denominator)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return gradient * grads[0], None, None, None

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, get_scheduler
 
 from poros.adapters import base_linears
 from poros.blocks.kinds import plain_tensors
-from poros.engine.loss import IGNORE_INDEX
+from poros.engine.targets import IGNORE_INDEX
 from poros.engine.template import BlockTemplate
 from poros.interfaces import MicroBatch
 from poros.parity.case_run import OPTIMIZER, CaseRun
@@ -67,7 +67,7 @@ def dense_model(run: CaseRun) -> nn.Module:
         for name, _ in plain_tensors(template.module):
             state[prefix + name] = bound[name].to(dtype)
     state[f"{meta.parts.embedding}.weight"] = model.embedding.table.to(model.device, dtype)
-    state[f"{meta.parts.head}.weight"] = model.head.weight.to(dtype)
+    state[f"{meta.parts.head}.weight"] = torch.cat(model.head.chunks).to(model.device, dtype)
     for name, parameter in model.head.norm.named_parameters():
         state[f"{meta.parts.final_norm}.{name}"] = parameter.to(dtype)
     dense.load_state_dict(state, strict=True, assign=True)

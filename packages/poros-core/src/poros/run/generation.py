@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from poros.engine.engine import Engine
-from poros.engine.loss import IGNORE_INDEX
+from poros.engine.targets import IGNORE_INDEX
 
 __all__ = ["generate"]
 
