@@ -72,6 +72,17 @@ def parity_qwen3(session: nox.Session) -> None:
     _parity(session, "qwen3")
 
 
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Measure rows of validation/bench on the GPU; `-- --tier cpu` for a tiny version beside a tiny peer."""
+    rest = [argument for argument in session.posargs if argument not in ("--tier", "cpu", "--tier=cpu")]
+    if len(rest) == len(session.posargs):
+        _python(session, "validation/bench/run_all.py", "--output", "validation/receipts", *rest)
+        return
+    output = Path(session.create_tmp()).resolve() / "receipts"
+    _python(session, "validation/bench/run_all.py", "--output", str(output), "--device", "cpu", *rest, "tiny")
+
+
 @nox.session(name="real-models", venv_backend="none")
 def real_models(session: nox.Session) -> None:
     """Tests on real weights from the index: `uv run --group real-models nox -s real-models`."""

@@ -1,0 +1,90 @@
+"""From a spec to an engine with random weights, an optimizer and the data of its steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from poros.bench.source import bench_source
+from poros.bench.spec import BenchSpec
+from poros.blocks.store import HostStore
+from poros.checkpoint import load_config
+from poros.engine.engine import Engine
+from poros.interfaces import MicroBatch
+from poros.model import load_model
+from poros.optimizer import BankOptimizer
+from poros.parity.case_run import RandomBatch
+from poros.parity.random_model import randomize_adapters
+from poros.plugins import Registry
+from poros.run.opening import describe_model
+from poros.settings import OptimizerSettings, Plan
+
+__all__ = ["BenchRun", "make_batches", "start_run"]
+
+MODEL_SEED = 20
+RUN_SEED = 7
+DATA_SEED = 11
+# A large rate, so that a wrong moment or a skipped step shows in the weights of the next step.
+OPTIMIZER = OptimizerSettings(learning_rate=1e-3, weight_decay=0.01, schedule="constant")
+
+
+@dataclass(slots=True)
+class BenchRun:
+    """An engine at step 0 and what it needs for whole optimizer steps."""
+
+    spec: BenchSpec
+    engine: Engine
+    optimizer: BankOptimizer
+    build_seconds: float
+    payload_bytes: int
+    allocated_bytes: int
+
+    def step(self, batches: list[MicroBatch], index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run forward, backward, clipping and AdamW; return the micro-batches' losses and the gradients' norm."""
+        output = self.engine.step(batches, index)
+        norm = self.optimizer.clip()
+        self.optimizer.step()
+        return torch.stack(output.losses), norm
+
+
+def make_batches(spec: BenchSpec, vocab_size: int, step: int) -> list[MicroBatch]:
+    """Return the micro-batches of one step: random tokens, every position supervised, other tokens at every step."""
+    generator = torch.Generator().manual_seed(DATA_SEED * 1000 + step)
+    shape = (spec.micro_batch_size, spec.tokens)
+    batches: list[MicroBatch] = []
+    for _ in range(spec.micro_batches):
+        ids = torch.randint(1, vocab_size, shape, generator=generator)
+        batches.append(RandomBatch(ids, ids.clone()))
+    return batches
+
+
+def start_run(spec: BenchSpec, plan: Plan, registry: Registry, device: torch.device) -> BenchRun:
+    """Build the spec's model under ``plan`` with random weights that differ per block."""
+    start = time.perf_counter()
+    torch.manual_seed(RUN_SEED)
+    numerics = spec.make_numerics()
+    _, weight_format, meta = describe_model(
+        load_config(Path(spec.model)),
+        quantization=spec.quantization,
+        lora=spec.make_lora(),
+        numerics=numerics,
+        registry=registry,
+    )
+    model = load_model(
+        meta,
+        source=bench_source(meta, MODEL_SEED, device),
+        weight_format=weight_format,
+        numerics=numerics,
+        plan=plan,
+        device=device,
+        seed=RUN_SEED,
+    )
+    randomize_adapters(model.bank, MODEL_SEED)
+    engine = Engine(model, plan, seed=RUN_SEED)
+    payload = sum(layout.num_bytes for layout in model.store.layouts)
+    arena = model.store.arena.total_bytes if isinstance(model.store, HostStore) else payload
+    optimizer = BankOptimizer(model.bank, OPTIMIZER, num_training_steps=1000)
+    return BenchRun(spec, engine, optimizer, time.perf_counter() - start, payload, arena)
