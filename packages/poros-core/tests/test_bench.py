@@ -50,6 +50,15 @@ def test_a_measurement_reports_time_memory_and_traffic_of_whole_steps(model: str
     assert result["plan"]["num_slots"] == 2
 
 
+def test_the_host_store_is_counted_without_what_stays_on_the_device(model: str) -> None:
+    results = [
+        run(json.loads(spec(model, plan={"num_slots": 2, "resident_blocks": count}).to_json()))
+        for count in (0, 2)
+    ]
+    assert results[0]["store_payload_bytes"] == 3 * results[1]["store_payload_bytes"]
+    assert all(r["store_allocated_bytes"] >= r["store_payload_bytes"] for r in results)
+
+
 def test_a_check_compares_the_plan_with_a_resident_run_bit_by_bit(model: str) -> None:
     result = run(json.loads(spec(model, mode="check").to_json()))
     assert (result["verdict"], result["oracle_finite"]) == ("equal", True)

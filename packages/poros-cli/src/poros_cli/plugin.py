@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from poros.hookspecs import hookimpl
+from poros_cli.commands.bench import bench
 from poros_cli.commands.check import check
 from poros_cli.commands.doctor import doctor
 from poros_cli.commands.quickstart import quickstart
@@ -16,4 +17,4 @@ __all__ = ["poros_register_commands"]
 @hookimpl
 def poros_register_commands() -> list[click.Command]:
     """Return the built-in commands."""
-    return [check, doctor, quickstart, train]
+    return [bench, check, doctor, quickstart, train]

@@ -10,7 +10,7 @@ from poros.blocks.host_memory import HostArena
 
 __all__ = ["link_bytes_per_second"]
 
-PROBE_BYTES = 1 << 28  # about a block
+PROBE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 24}  # about a block of a large model, of a small one
 REPEATS = 4
 
 
@@ -19,8 +19,9 @@ def link_bytes_per_second(device: torch.device) -> float:
 
     The best of a few rounds: the link has one speed, everything slower is a disturbance.
     """
-    arena = HostArena([PROBE_BYTES], pin=device.type == "cuda")
-    target = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
+    num_bytes = PROBE_BYTES[device.type]
+    arena = HostArena([num_bytes], pin=device.type == "cuda")
+    target = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     source = arena.region(0).fill_(1)
     seconds = []
     for _ in range(REPEATS):
@@ -32,4 +33,4 @@ def link_bytes_per_second(device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
     arena.close()
-    return PROBE_BYTES / min(seconds)
+    return num_bytes / min(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,7 @@ from poros.errors import PorosError
 from poros.parity.compare import compare
 from poros.parity.trajectory import Trajectory
 from poros.plugins import Registry, load_registry
+from poros.run.device import resolve_device
 from poros.settings import Plan
 
 __all__ = ["check", "measure", "run"]
@@ -28,7 +30,13 @@ __all__ = ["check", "measure", "run"]
 def run(values: Mapping[str, Any]) -> dict[str, Any]:
     """Run a spec given as a mapping; what `poros.bench.worker` serves."""
     spec = BenchSpec.from_mapping(values)
-    return {"time": measure, "check": check}[spec.mode](spec)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter(
+            "always", RuntimeWarning
+        )  # graphs given up, memory that could not be page-locked
+        facts = {"time": measure, "check": check}[spec.mode](spec)
+    notes = [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+    return facts | {"notes": notes}
 
 
 def measure(spec: BenchSpec) -> dict[str, Any]:
@@ -36,7 +44,7 @@ def measure(spec: BenchSpec) -> dict[str, Any]:
 
     Must be the first thing that the process does on the device: see `MemoryMeter`.
     """
-    device = torch.device(spec.device)
+    device = resolve_device(spec.device)
     configure(device)
     registry = load_registry()
     meter = MemoryMeter(device, spec.memory_limit_bytes)
@@ -84,7 +92,9 @@ def _time_plan(spec: BenchSpec, registry: Registry, device: torch.device) -> dic
         **times.facts(),
         "tokens_per_second": spec.tokens_per_step / times.step_seconds,
         "h2d_bytes_per_step": statistics.h2d_bytes / spec.steps,
+        "d2h_bytes_per_step": statistics.d2h_bytes / spec.steps,
         "exposed_copy_seconds": statistics.exposed_copy_seconds / spec.steps,
+        "num_graphs": engine.graphs.num_graphs,
         "build_seconds": bench.build_seconds,
         "store_payload_bytes": bench.payload_bytes,
         "store_allocated_bytes": bench.allocated_bytes,
@@ -98,7 +108,7 @@ def check(spec: BenchSpec) -> dict[str, Any]:
 
     Losses, gradients, norms, weights, both moments and the generator's state are compared.
     """
-    device = torch.device(spec.device)
+    device = resolve_device(spec.device)
     configure(device)
     registry = load_registry()
     resident = Plan(residency="resident", graphs=spec.oracle_graphs)

@@ -26,7 +26,7 @@ class BenchSpec:
         plan: keyword arguments of `Plan`.
         numerics: keyword arguments of `Numerics`; dtypes by name.
         micro_batches, micro_batch_size, tokens: of every optimizer step. Tokens are a row's length, all supervised.
-        device: torch device string.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         mode: ``time`` measures the plan; ``check`` trains it and a truly resident run and compares every bit.
         warmup_steps: steps before the timed ones (kernels load, graphs are captured, code is compiled).
         steps: timed steps, or steps that are compared.
