@@ -71,6 +71,21 @@ def test_streaming_changes_no_bit_of_the_resident_run(case: ParityCase, oracles:
         assert verdict.outcome == "equal", verdict.detail
 
 
+def test_streaming_changes_no_bit_where_blocks_are_compiled(oracles: gates.Oracles) -> None:
+    """One block kind and one shape: a compilation takes half a minute on two cores."""
+    case = replace(
+        PARITY_CASES[0],
+        name="compiled",
+        blocks="compiled",
+        lora={"rank": 4, "dropout": 0.3},
+        row_lengths=((8,), (6,)),
+        length_bucket=8,
+        num_steps=NUM_CONTROL_STEPS,
+    )
+    for verdict in gates.residency(case, oracles, gates.STREAMED_PLANS[1:3]):
+        assert verdict.outcome == "equal", verdict.detail
+
+
 @process_cases
 def test_a_store_read_from_the_cache_changes_no_bit(
     case: ParityCase, oracles: gates.Oracles, tmp_path: Path

@@ -101,7 +101,7 @@ def test_a_tensor_that_leaves_its_slot_is_noticed(start_run: StartRun) -> None:
     run.train(1)
     template = next(iter(run.engine._templates.values()))
     linear = next(module for module in template.module.modules() if getattr(module, "has_bias", False))
-    linear._bias_view = linear._bias_view.clone()  # what a library does that casts a bias in place
+    linear.bias_view = linear.bias_view.clone()  # what a library does that casts a bias in place
     with pytest.raises(AssertionError, match="left its slot"):
         template.assert_bound()
 

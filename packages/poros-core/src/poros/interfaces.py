@@ -250,7 +250,9 @@ class ParityCase:
         row_lengths: per micro-batch, the token counts of its rows (unequal on purpose).
         lora: keyword arguments of `poros.settings.LoraSettings`.
         num_steps: optimizer steps to compare.
-        length_bucket, loss_chunk_positions: numerics; small, so that tiny rows need padding and several chunks.
+        length_bucket, loss_chunk_positions, loss_chunk_vocabulary: numerics; small, so that tiny rows need padding and
+            several chunks.
+        blocks: ``eager`` or ``compiled``.
     """
 
     name: str
@@ -263,3 +265,5 @@ class ParityCase:
     num_steps: int = 5
     length_bucket: int = 4
     loss_chunk_positions: int = 5
+    loss_chunk_vocabulary: int = 24
+    blocks: str = "eager"

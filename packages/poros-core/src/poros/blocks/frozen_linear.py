@@ -25,6 +25,7 @@ class FrozenLinear(nn.Linear, ABC):
     Attributes:
         compute_dtype: dtype of the product.
         has_bias: the layer adds a bound bias; ``bias`` itself stays None so that nothing can rebind it.
+        bias_view: the bound bias in the storage dtype, or None.
         workspace: (O, I) buffer that `materialize` fills once per visit, or None to dequantize at every use.
     """
 
@@ -36,7 +37,7 @@ class FrozenLinear(nn.Linear, ABC):
         self.compute_dtype = compute_dtype
         self.has_bias = bias
         self.workspace: torch.Tensor | None = None
-        self._bias_view: torch.Tensor | None = None
+        self.bias_view: torch.Tensor | None = None
 
     def bind(self, views: Mapping[str, torch.Tensor]) -> None:
         """Point at the bytes of this layer.
@@ -44,12 +45,12 @@ class FrozenLinear(nn.Linear, ABC):
         Args:
             views: the tensors of `WeightFormat.specs`, without the layer's prefix, and ``bias`` where there is one.
         """
-        self._bias_view = views["bias"] if self.has_bias else None
+        self.bias_view = views["bias"] if self.has_bias else None
         self.bind_weight(views)
 
     def bound_tensors(self) -> list[torch.Tensor]:
         """Return every frozen tensor that the product reads right now, for the check that none left its buffer."""
-        bias = [] if self._bias_view is None else [self._bias_view]
+        bias = [] if self.bias_view is None else [self.bias_view]
         return [*self.stored_tensors(), *bias]
 
     @abstractmethod
@@ -80,7 +81,7 @@ class FrozenLinear(nn.Linear, ABC):
 
     def bias_in_compute_dtype(self) -> torch.Tensor | None:
         """Return the bias cast to ``compute_dtype``, or None."""
-        return None if self._bias_view is None else self._bias_view.to(self.compute_dtype)
+        return None if self.bias_view is None else self.bias_view.to(self.compute_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x @ weight.T + bias`` for x of shape (..., I), in ``compute_dtype``."""

@@ -16,6 +16,7 @@ from poros.blocks.kinds import BlockKind
 from poros.blocks.slots import CopyStatistics, Slots, make_slots
 from poros.determinism import preserved_generator, visit_seed
 from poros.engine.activations import BoundaryActivations, DeviceActivations
+from poros.engine.compiled import CompiledBlock
 from poros.engine.embedding import check_token_ids
 from poros.engine.graphs import GraphCache
 from poros.engine.loss import RunningLoss
@@ -87,6 +88,7 @@ class Engine:
         self._region = StaticRegion([kind.adapter for kind in model.kinds], self.device)
         self._templates: dict[tuple[int, int | None, int | None], BlockTemplate] = {}
         self._workspaces: dict[int, dict[str, torch.Tensor]] = {}
+        self._compiled: dict[int, CompiledBlock] = {}
         self._states = StaticStates(model)
         self.graphs = GraphCache(self.device, enabled=plan.graphs)
         make_activations = HostActivations if plan.activations == "host" else DeviceActivations
@@ -315,14 +317,16 @@ class Engine:
         template = self._templates.get(key)
         if template is None:
             buffer = self.model.store.block(block) if slot is None else self.slots.buffers[slot]  # type: ignore[union-attr]
+            compiled = self._compiled_block(kind) if self.model.numerics.blocks == "compiled" else None
             template = BlockTemplate(
                 kind,
                 buffer,
                 self._region,
                 self.model.architecture,
                 self.model.numerics.compute_dtype,
-                self._workspace(kind) if self.plan.workspace else None,
+                self._workspace(kind) if self.plan.workspace or compiled is not None else None,
                 shared=(self.model.config,),
+                compiled=compiled,
             )
             template.set_training(training)
             self._templates[key] = template
@@ -333,6 +337,15 @@ class Engine:
         if id(kind) not in self._workspaces:
             self._workspaces[id(kind)] = self.model.make_workspace(kind)
         return self._workspaces[id(kind)]
+
+    def _compiled_block(self, kind: BlockKind) -> CompiledBlock:
+        """Return the compiled function of a kind; every template of the kind calls the same one."""
+        if id(kind) not in self._compiled:
+            numerics = self.model.numerics
+            self._compiled[id(kind)] = CompiledBlock(
+                kind, self.model.architecture, numerics.compute_dtype, shared=(self.model.config,)
+            )
+        return self._compiled[id(kind)]
 
     # ---- reporting
 

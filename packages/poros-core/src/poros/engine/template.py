@@ -18,6 +18,7 @@ from torch import nn
 from poros.adapters import ADAPTER, base_linears, lora_layers
 from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind, plain_tensors
+from poros.engine.compiled import CompiledBlock
 from poros.interfaces import Architecture, BlockContext
 from poros.precision import compute_region
 
@@ -35,6 +36,7 @@ class BlockTemplate:
         compute_dtype: dtype of products and hidden states.
         workspace: per linear path, a matrix to dequantize into once per visit; None dequantizes at every use.
         shared: objects that the copy of the prototype keeps by reference (the config).
+        compiled: the kind's compiled function, or None to run its modules eagerly. It needs the workspace.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class BlockTemplate:
         compute_dtype: torch.dtype,
         workspace: dict[str, torch.Tensor] | None,
         shared: tuple[Any, ...],
+        compiled: CompiledBlock | None = None,
     ) -> None:
         self.kind = kind
         self._architecture = architecture
@@ -55,6 +58,17 @@ class BlockTemplate:
         self.module = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
         self._bind_frozen(workspace)
         self._parameters, self._gradients = self._bind_adapters(region)
+        self._compiled = compiled
+        self._arguments = {} if compiled is None else compiled.tensors(self._named_tensors())
+
+    def _named_tensors(self) -> dict[str, torch.Tensor]:
+        """Return everything that a forward reads, frozen matrices as they are after `materialize`."""
+        named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        for path, linear in self._linears:
+            named[f"{path}.weight"] = linear.matrix()
+            if linear.bias_view is not None:
+                named[f"{path}.bias"] = linear.bias_view
+        return named
 
     def _bind_frozen(self, workspace: dict[str, torch.Tensor] | None) -> None:
         views = self.kind.layout.views(self._buffer)
@@ -91,6 +105,8 @@ class BlockTemplate:
     def set_training(self, training: bool) -> None:
         """Switch dropout on or off."""
         self.module.train(training)
+        if self._compiled is not None:
+            self._compiled.set_training(training)
 
     def materialize(self) -> None:
         """Dequantize once for the whole visit where a workspace is bound."""
@@ -102,6 +118,8 @@ class BlockTemplate:
         layer_type = self.kind.layer_type
         masked = context.attention_masks[layer_type] is not None
         with compute_region(self._device, self._compute_dtype, masked=masked):
+            if self._compiled is not None:
+                return self._compiled(self._arguments, hidden, context)
             return self._architecture.call_block(self.module, hidden, context, layer_type)
 
     @torch.no_grad()

@@ -97,6 +97,8 @@ def case_numerics(case: ParityCase) -> Numerics:
         compute_dtype=case.compute_dtype,
         length_bucket=case.length_bucket,
         loss_chunk_positions=case.loss_chunk_positions,
+        loss_chunk_vocabulary=case.loss_chunk_vocabulary,
+        blocks=case.blocks,
     )
 
 

@@ -1,0 +1,134 @@
+"""One compiled function per block kind: `torch.compile` of the layer as a function of its tensors.
+
+Every template of a kind calls the same function with its own tensors, so a model costs one compilation per kind, shape
+and mode instead of one per layer. Fused kernels round differently from eager ones: this is a numerics setting.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+from poros.blocks.frozen_linear import FrozenLinear
+from poros.blocks.kinds import BlockKind
+from poros.errors import UserError, explain
+from poros.interfaces import Architecture, BlockContext
+
+__all__ = ["CompiledBlock"]
+
+# Masks that Inductor draws by itself would differ between the forward and the recompute; nothing may be timed to choose
+# a kernel, because two runs could choose differently.
+OPTIONS: dict[str, Any] = {
+    "fallback_random": True,
+    "deterministic": True,
+    "max_autotune": False,
+    "coordinate_descent_tuning": False,
+}
+# Past dynamo's limit a call would silently run eagerly, with other bits.
+MAX_COMPILATIONS = 1 << 20
+
+
+class CompiledBlock:
+    """The layer of one kind as a compiled function of its tensors, its input and its context.
+
+    Args:
+        kind: what is compiled.
+        architecture: how a block is called.
+        compute_dtype: dtype of products.
+        shared: objects that the copy of the prototype keeps by reference (the config).
+    """
+
+    def __init__(
+        self,
+        kind: BlockKind,
+        architecture: Architecture,
+        compute_dtype: torch.dtype,
+        shared: tuple[Any, ...],
+    ) -> None:
+        block = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, FrozenLinear):
+                    setattr(parent, name, _PlainLinear(child, compute_dtype))
+        self._layer = _Layer(block, architecture, kind.layer_type)
+        torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
+        torch._dynamo.config.accumulated_recompile_limit = MAX_COMPILATIONS
+        self._call = torch.compile(self._functional, fullgraph=True, dynamic=False, options=OPTIONS)
+
+    def _functional(
+        self, tensors: Mapping[str, torch.Tensor], hidden: torch.Tensor, context: BlockContext
+    ) -> torch.Tensor:
+        output: torch.Tensor = functional_call(self._layer, dict(tensors), (hidden, context))
+        return output
+
+    def tensors(self, bound: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the arguments of a call from a template's tensors by the names of its own modules."""
+        return {name: bound[_template_name(name)] for name, _ in _named_tensors(self._layer)}
+
+    def set_training(self, training: bool) -> None:
+        """Switch dropout on or off."""
+        self._layer.train(training)
+
+    def __call__(
+        self, tensors: Mapping[str, torch.Tensor], hidden: torch.Tensor, context: BlockContext
+    ) -> torch.Tensor:
+        """Return the block's (B, T, D) output.
+
+        Raises:
+            UserError: the layer cannot be compiled on this machine.
+        """
+        try:
+            output: torch.Tensor = self._call(tensors, hidden, context)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                explain(
+                    "Cannot compile a block",
+                    expected="a layer that `torch.compile` can trace, and a working C compiler",
+                    got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+                    where="numerics.blocks",
+                    next_step="Use `blocks: eager`, or install a compiler (`apt install gcc`, python headers included)",
+                )
+            ) from error
+        return output
+
+
+class _Layer(nn.Module):
+    """What is compiled: the call of one block."""
+
+    def __init__(self, block: nn.Module, architecture: Architecture, layer_type: str) -> None:
+        super().__init__()
+        self.block = block
+        self._architecture = architecture
+        self._layer_type = layer_type
+
+    def forward(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
+        return self._architecture.call_block(self.block, hidden, context, self._layer_type)
+
+
+class _PlainLinear(nn.Linear):
+    """A frozen linear layer over a matrix that is already dequantized when the block is called."""
+
+    def __init__(self, frozen: FrozenLinear, compute_dtype: torch.dtype) -> None:
+        super().__init__(frozen.in_features, frozen.out_features, bias=frozen.has_bias, device="meta")
+        self.requires_grad_(False)
+        self._compute_dtype = compute_dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(self._compute_dtype)
+        return F.linear(x.to(self._compute_dtype), self.weight, bias)
+
+
+def _named_tensors(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from layer.named_parameters()
+    yield from layer.named_buffers()
+
+
+def _template_name(name: str) -> str:
+    """Templates know a frozen linear by its path in the checkpoint, PEFT's wrapper calls it ``base_layer``."""
+    return name.removeprefix("block.").replace(".base_layer.", ".")
