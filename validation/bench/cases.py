@@ -50,6 +50,7 @@ class Row:
         label: tells rows of one case, system and `blocks` apart.
         budget_gb: the process may take no more device memory; it fails if it needs more.
         target_seconds, target_gb: what the median step and the peak should stay below; None without a target.
+        settings: a peer's own choices.
         num_blocks: depth that the model is cut to; None is the full depth.
     """
 
@@ -59,6 +60,7 @@ class Row:
     label: str = ""
     plan: Mapping[str, Any] = field(default_factory=dict)
     numerics: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     budget_gb: float | None = None
     target_seconds: float | None = None
     target_gb: float | None = None
@@ -215,6 +217,13 @@ def _tiny() -> Iterator[Row]:
     yield Row(case=case, system="peft")
 
 
+def _tiny_peers() -> Iterator[Row]:
+    """What a peer's script can show without a GPU; not in CI, because its packages are not installed there."""
+    case = Case(name="tiny-2mb", shape=TINY, micro_batches=2, tokens=16)
+    for peer in PEERS:
+        yield Row(case=case, system=peer)
+
+
 def groups() -> dict[str, tuple[Row, ...]]:
     """Return every list of rows by name. Rows are in the order in which they are worth their device time."""
     targets = tuple(_targets())
@@ -227,6 +236,7 @@ def groups() -> dict[str, tuple[Row, ...]]:
         "frontier": tuple(_frontier()),
         "budgets": tuple(_budgets()),
         "tiny": tuple(_tiny()),
+        "tiny-peers": tuple(_tiny_peers()),
     }
 
 

@@ -16,6 +16,7 @@ WEIGHT_SCALE = 0.02
 LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = 1.0
 DATA_SEED = 11
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,12 @@ from typing import Any
 
 import bitsandbytes as bnb
 import torch
-from peer_common import LEARNING_RATE, Peer, measure_peer, random_tensor
+from peer_common import LEARNING_RATE, TARGETS, Peer, measure_peer, random_tensor
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from poros.bench import serve
-
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:

@@ -44,7 +44,7 @@ def command(row: Row) -> tuple[str, ...]:
 
 
 def line(row: Row, folder: str, *, device: str, steps: int) -> Mapping[str, Any]:
-    """Return what the worker is sent."""
+    """Return what the worker is sent: a `BenchSpec`, and for peers their settings and a folder for their files."""
     check = row.system == "check"
     plan = dict(row.plan)
     if row.system == "poros-resident":
@@ -55,6 +55,8 @@ def line(row: Row, folder: str, *, device: str, steps: int) -> Mapping[str, Any]
         "rank": 16,
         "plan": plan,
         "numerics": {"blocks": row.blocks, **row.numerics},
+        "settings": dict(row.settings),
+        "scratch": str(Path(folder).parent),
         "micro_batches": row.case.micro_batches,
         "micro_batch_size": row.case.micro_batch_size,
         "tokens": row.case.tokens,

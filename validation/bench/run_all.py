@@ -84,7 +84,7 @@ def _environment(device: str) -> dict[str, Any]:
 
 
 def _write(path: Path, row: Row, result: dict[str, Any], environment: dict[str, Any]) -> None:
-    described = {k: v for k, v in asdict(row).items() if k not in ("plan", "numerics")}
+    described = {k: v for k, v in asdict(row).items() if k not in ("plan", "numerics", "settings")}
     described["requested_plan"] = dict(row.plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_json(
