@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peer_common import LEARNING_RATE, TARGETS, Peer, measure_peer, random_tensor
+from peer_common import LEARNING_RATE, TARGETS, WEIGHT_SCALE, Peer, measure_peer
 from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
@@ -26,6 +26,7 @@ from poros.bench import serve
 
 LOSS_CHUNK = 512
 BUFFERS = 2
+POOL_ELEMENTS = (1 << 20) + 1  # odd, so that rows differ
 
 
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
@@ -65,8 +66,19 @@ def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
         parameters=parameters,
         optimizer=torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True),
         settings={**settings, "optimizer": "AdamW, fused", "attention": str(model.config._attn_implementation)},
-        after=lambda: {"soup": {k: v for k, v in runtime.stats().items() if isinstance(v, int | str | None)}},
+        after=lambda: _traffic(runtime.stats(), values),
     )
+
+
+def _traffic(stats: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Soup's own counters, and from its loads the bytes that a step moved."""
+    moved = stats["layer_loads"] * stats["store_bytes"] / stats["n_layers"]
+    moved += stats["large_loads"] * stats["large_buffer_bytes"]
+    return {
+        "h2d_bytes_per_step": moved / (values["warmup_steps"] + values["steps"]),
+        "store_payload_bytes": stats["store_bytes"],
+        "store_allocated_bytes": stats["pinned_bytes"] or stats["store_bytes"],
+    }
 
 
 def _shards(values: Mapping[str, Any], config: Any, device: torch.device) -> Path:
@@ -85,7 +97,7 @@ def _shards(values: Mapping[str, Any], config: Any, device: torch.device) -> Pat
     if shards.exists():
         return shards
     # Soup accepts cache folders below the working directory, the home folder or the temporary folder only.
-    _one_layer_checkpoint(source, config, device)
+    _one_layer_checkpoint(source, config)
     skeleton = build_meta_skeleton(str(source), dtype="bfloat16", quant=QUANT_NF4)
     index = shard_checkpoint(
         str(source),
@@ -104,7 +116,8 @@ def _shards(values: Mapping[str, Any], config: Any, device: torch.device) -> Pat
     return shards
 
 
-def _one_layer_checkpoint(folder: Path, config: Any, device: torch.device) -> None:
+def _one_layer_checkpoint(folder: Path, config: Any) -> None:
+    """Write random weights, drawn on the host and repeated: drawing tables on the device would raise its peak."""
     shallow = copy.deepcopy(config)
     shallow.num_hidden_layers = 1
     if getattr(shallow, "layer_types", None):
@@ -112,10 +125,12 @@ def _one_layer_checkpoint(folder: Path, config: Any, device: torch.device) -> No
     shallow.save_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shallow, dtype=torch.bfloat16)
-    tensors = {
-        name: random_tensor(name, value.shape, torch.bfloat16, device).cpu()
-        for name, value in model.state_dict().items()
-    }
+    pool = torch.randn(POOL_ELEMENTS, dtype=torch.bfloat16).mul_(WEIGHT_SCALE)
+    tensors = {}
+    for name, value in model.state_dict().items():
+        count = value.numel()
+        drawn = pool.repeat(-(-count // POOL_ELEMENTS))[:count].view(value.shape)
+        tensors[name] = torch.ones_like(drawn) if "norm" in name else drawn.clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
