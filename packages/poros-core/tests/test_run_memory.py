@@ -12,7 +12,7 @@ from transformers import Qwen2Config
 import poros
 from poros.run import describe_model
 from poros.run.memory import available_host_bytes, format_bytes
-from poros.run.prediction import Prediction, StepShape, predict
+from poros.planning.prediction import Prediction, StepShape, predict
 
 SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
 

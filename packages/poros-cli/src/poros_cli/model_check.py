@@ -16,7 +16,7 @@ from poros.model import MetaModel
 from poros.plugins import Registry
 from poros.run import describe_model, open_model
 from poros.run.memory import available_host_bytes, format_bytes
-from poros.run.prediction import StepShape, predict
+from poros.planning.prediction import StepShape, predict
 from poros.settings import LoraSettings, Numerics, Plan
 
 __all__ = ["check_model", "show_check"]

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.text import Text
 
 from poros.run import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent
-from poros.run.memory import format_bytes
+from poros.units import format_bytes
 
 __all__ = ["ProgressReporter", "quiet_libraries", "show_summary"]
 

@@ -13,6 +13,7 @@ from poros.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from poros.run import OpenModel, Reporter, RunResult, RunSettings, Trainer, open_model
+    from poros.planning import PlanRequest
     from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OpenModel",
     "OptimizerSettings",
     "Plan",
+    "PlanRequest",
     "Reporter",
     "RunResult",
     "RunSettings",
@@ -33,6 +35,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "poros.planning": ("PlanRequest",),
     "poros.run": ("OpenModel", "Reporter", "RunResult", "RunSettings", "Trainer", "open_model"),
     "poros.settings": ("LoraSettings", "Numerics", "OptimizerSettings", "Plan"),
 }

@@ -70,7 +70,7 @@ def check(
     """
     from rich.console import Console
 
-    from poros.run.prediction import StepShape
+    from poros.planning.prediction import StepShape
     from poros.settings import LoraSettings, Plan
     from poros_cli.model_check import check_model, show_check
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from poros.run.memory import format_bytes
+from poros.units import format_bytes
 
 __all__ = ["show_facts"]
 

@@ -1,6 +1,14 @@
 """The training loop, its checkpoints and its events."""
 
-from poros.run.events import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent
+from poros.run.events import (
+    CheckpointEvent,
+    EvalEvent,
+    Reporter,
+    RunResult,
+    StartEvent,
+    StepEvent,
+    WarmUpEvent,
+)
 from poros.run.opening import OpenModel, describe_model, open_model
 from poros.run.settings import RunSettings
 from poros.run.trainer import Trainer
@@ -15,6 +23,7 @@ __all__ = [
     "StartEvent",
     "StepEvent",
     "Trainer",
+    "WarmUpEvent",
     "describe_model",
     "open_model",
 ]

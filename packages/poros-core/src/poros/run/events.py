@@ -9,7 +9,15 @@ from typing import Any
 
 from poros.checkpoint import AdapterReport
 
-__all__ = ["CheckpointEvent", "EvalEvent", "Reporter", "RunResult", "StartEvent", "StepEvent"]
+__all__ = [
+    "CheckpointEvent",
+    "EvalEvent",
+    "Reporter",
+    "RunResult",
+    "StartEvent",
+    "StepEvent",
+    "WarmUpEvent",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +38,23 @@ class StartEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUpEvent:
+    """The largest step ran once, and its result was thrown away.
+
+    Attributes:
+        tokens: positions that went through the blocks, padding included.
+        longest: tokens per row of its widest micro-batch.
+        seconds: wall time; captures of graphs and first allocations are in it.
+        peak_device_bytes: see `StepEvent`.
+    """
+
+    tokens: int
+    longest: int
+    seconds: float
+    peak_device_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepEvent:
     """One optimizer step is done.
 
@@ -44,7 +69,8 @@ class StepEvent:
         tokens_per_second: ``tokens / seconds``.
         h2d_bytes: block bytes that were copied to the device.
         exposed_copy_seconds: time that compute waited for copies.
-        peak_device_bytes: highest allocation on the device so far; None on the CPU.
+        peak_device_bytes: most device memory that the whole process held so far: its context and the highest
+            reservation; None on the CPU.
     """
 
     step: int
@@ -92,8 +118,12 @@ class RunResult:
         first_loss, last_loss: of the first and last step of this process; None without a step.
         eval_loss: of the last evaluation; None without held-out rows.
         tokens, supervised_tokens, seconds, h2d_bytes, exposed_copy_seconds: sums over the steps of this process.
-        peak_device_bytes: highest allocation on the device; None on the CPU.
+        peak_device_bytes: see `StepEvent`.
         peak_host_bytes: highest resident size of this process.
+        grown_host_bytes: of that, what was added since the trainer was made; compare it with ``predicted_host_bytes``.
+        step_seconds: median time of the largest steps; compare it with ``predicted_step_seconds``.
+        predicted_device_bytes, predicted_host_bytes, predicted_step_seconds: what the planner said; on the CPU device
+            terms are host memory.
     """
 
     steps: int
@@ -111,6 +141,11 @@ class RunResult:
     exposed_copy_seconds: float
     peak_device_bytes: int | None
     peak_host_bytes: int
+    grown_host_bytes: int
+    step_seconds: float | None
+    predicted_device_bytes: int
+    predicted_host_bytes: int
+    predicted_step_seconds: float
 
 
 class Reporter:
@@ -121,6 +156,9 @@ class Reporter:
 
     def on_start(self, event: StartEvent) -> None:
         """Before the first step."""
+
+    def on_warm_up(self, event: WarmUpEvent) -> None:
+        """After the warm-up, if there is one."""
 
     def on_step(self, event: StepEvent) -> None:
         """After every optimizer step."""

@@ -1,27 +1,21 @@
-"""Whether a run fits into memory, asked before anything is loaded: a message beats the kernel's killer."""
+"""How much memory a run may take, asked before anything is loaded: a message beats the kernel's killer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import torch
 
-from poros.errors import BudgetError, explain
+from poros.planning.device_terms import CONTEXT_BYTES
+from poros.planning.request import Budget
 from poros.run.control_group import control_group_memory
-from poros.run.prediction import Prediction
+from poros.units import format_gb
 
-__all__ = ["available_host_bytes", "check_device_memory", "check_host_memory", "format_bytes", "list_terms"]
+__all__ = ["available_device_bytes", "available_host_bytes", "context_bytes", "resolve_budget"]
 
-
-def format_bytes(count: float) -> str:
-    """Return bytes for people, in the largest binary unit that keeps a digit before the point."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
+# More than any context of one process: whatever is beyond belongs to somebody else.
+LARGEST_CONTEXT_BYTES = 2 * 10**9
 
 
 def available_host_bytes(root: Path = Path("/")) -> tuple[int, str]:
@@ -38,46 +32,57 @@ def available_host_bytes(root: Path = Path("/")) -> tuple[int, str]:
     return available, limit
 
 
-def check_host_memory(prediction: Prediction, device: torch.device) -> None:
-    """Raise `BudgetError` if the run needs more host memory than there is; the largest term is named."""
-    terms = dict(prediction.host)
-    if device.type == "cpu":
-        for name, count in prediction.device.items():
-            terms[name] = terms.get(name, 0) + count
-    available, limit = available_host_bytes()
-    _check(
-        terms, available, what="host memory", limit=limit, next_step="Free some memory or use a smaller model"
+def available_device_bytes(device: torch.device) -> int:
+    """Return how much of a GPU this whole process may take: what is free, and what the process holds already."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    return free + reserved + min(CONTEXT_BYTES, total - free - reserved)
+
+
+def context_bytes(device: torch.device) -> int:
+    """Return what this process holds on a GPU besides its allocator: context, modules, captured graphs.
+
+    Measured as everything that is used and not ours to allocate; where another process uses the card too, that cannot
+    be told apart, and the assumed size of a context is returned.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    used = total - free - torch.cuda.memory_reserved(device)
+    return used if used <= LARGEST_CONTEXT_BYTES else CONTEXT_BYTES
+
+
+def resolve_budget(
+    device: torch.device, *, device_bytes: int | None, host_bytes: int | None
+) -> tuple[Budget, tuple[str, ...]]:
+    """Return the budget of a run on this machine, and a sentence for every budget that had to be cut.
+
+    Args:
+        device: of the run.
+        device_bytes: what the user allows; None is what is free, of which the planner takes no more than pays.
+        host_bytes: what the user allows; None is what is free.
+    """
+    notes = []
+    free_host, host_limit = available_host_bytes()
+    host = free_host
+    if host_bytes is not None:
+        host, host_limit = min(host_bytes, free_host), "the `ram` budget" if host_bytes <= free_host else host_limit
+        if host < host_bytes:
+            notes.append(_clamped("ram", host_bytes, host, host_limit))
+    allowed, limit = device_bytes, "the `vram` budget"
+    if device.type == "cuda":
+        free = available_device_bytes(device)
+        if device_bytes is None or free < device_bytes:
+            allowed, limit = free, f"free memory of {torch.cuda.get_device_name(device)}"
+        if device_bytes is not None and free < device_bytes:
+            notes.append(_clamped("vram", device_bytes, free, limit))
+    budget = Budget(
+        device_bytes=allowed,
+        host_bytes=host,
+        device_limit=limit,
+        host_limit=host_limit,
+        frugal=device_bytes is None,
     )
+    return budget, tuple(notes)
 
 
-def check_device_memory(prediction: Prediction, budget_bytes: int, limit: str) -> None:
-    """Raise `BudgetError` if the predicted peak is above ``budget_bytes``; the largest term is named."""
-    _check(
-        prediction.device,
-        budget_bytes,
-        what="device memory",
-        limit=limit,
-        next_step="Lower `micro_batch_size`, `max_length` or `plan.slots`, or raise the budget",
-    )
-
-
-def list_terms(terms: Mapping[str, int]) -> str:
-    """Return the terms with their sizes, largest first."""
-    ordered = sorted(terms.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {format_bytes(count)}" for name, count in ordered if count)
-
-
-def _check(terms: Mapping[str, int], available: int, *, what: str, limit: str, next_step: str) -> None:
-    needed = sum(terms.values())
-    if needed <= available:
-        return
-    largest = max(terms, key=lambda name: terms[name])
-    raise BudgetError(
-        explain(
-            f"Not enough {what} for this run",
-            expected=f"{format_bytes(needed)}, mostly {largest}",
-            got=f"{format_bytes(available)}",
-            where=f"{limit}; predicted: {list_terms(terms)}",
-            next_step=next_step,
-        )
-    )
+def _clamped(name: str, asked: int, got: int, limit: str) -> str:
+    return f"`{name}` is {format_gb(asked)}, more than there is: planned with {format_gb(got)} ({limit})."

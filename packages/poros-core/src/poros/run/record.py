@@ -10,9 +10,11 @@ from typing import Any
 import psutil
 import torch
 
+from poros.planning import PlannedRun
 from poros.run.device import describe_device
+from poros.run.fingerprint import flatten
 
-__all__ = ["RUN_FILE", "environment", "peak_host_bytes"]
+__all__ = ["RUN_FILE", "environment", "peak_host_bytes", "planned_record"]
 
 RUN_FILE = "run.json"
 DISTRIBUTIONS = (
@@ -40,6 +42,21 @@ def environment(device: torch.device) -> dict[str, Any]:
         described = torch.cuda.get_device_name(device)
         versions["cuda"] = str(torch.version.cuda)
     return {"device": described, "platform": platform.system(), "versions": versions}
+
+
+def planned_record(planned: PlannedRun) -> dict[str, Any]:
+    """Return the plan and everything that was predicted, with what it was predicted from."""
+    prediction, step = planned.prediction, planned.time
+    return {
+        "plan": flatten(planned.plan),
+        "predicted_shape": flatten(planned.shape),
+        "predicted_device_bytes": dict(prediction.device),
+        "predicted_host_bytes": dict(prediction.host),
+        "predicted_step": flatten(step),
+        "binding": planned.binding,
+        "budget": flatten(planned.budget),
+        "rates": flatten(planned.rates),
+    }
 
 
 def peak_host_bytes() -> int:

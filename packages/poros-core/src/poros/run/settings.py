@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from poros.errors import ConfigError, explain
+from poros.planning.request import PlanRequest
 from poros.settings import OptimizerSettings, Plan
 
 __all__ = ["RunSettings"]
@@ -25,7 +26,12 @@ class RunSettings:
         overwrite: replace the run in a used ``output``.
         cache_dir: folder for quantized stores, which makes the second start of a model skip quantization; None keeps
             none.
-        device_budget_bytes: refuse a run whose predicted peak of device memory is higher; None is no limit.
+        device_budget_bytes: device memory that the run may take, the whole process; None is the least with which it is
+            predicted to run at its full speed.
+        host_budget_bytes: host memory that the run may take besides the process itself; None is what is free.
+        plan: where everything lives; fields of a `PlanRequest` that are None are chosen by the planner.
+        warm_up: run the largest step once before the first one, without using its result; None is on a GPU, where
+            memory is allocated and graphs are captured in it.
     """
 
     output: Path | str
@@ -38,11 +44,13 @@ class RunSettings:
     overwrite: bool = False
     cache_dir: Path | str | None = None
     device_budget_bytes: int | None = None
+    host_budget_bytes: int | None = None
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan | PlanRequest = field(default_factory=PlanRequest)
+    warm_up: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "eval_every", "keep_checkpoints", "device_budget_bytes"):
+        for name in ("save_every", "eval_every", "keep_checkpoints", "device_budget_bytes", "host_budget_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(explain(f"Bad setting `{name}`", expected="a positive integer", got=value))

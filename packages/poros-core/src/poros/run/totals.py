@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poros.interfaces import MicroBatch, StepSource
+from poros.planning.shape import StepShape
 from poros.run.events import StepEvent
-from poros.run.prediction import StepShape
 
-__all__ = ["Totals", "group_for_evaluation", "largest_step", "num_positions"]
+__all__ = ["Totals", "group_for_evaluation", "largest_micro_batches", "num_positions", "shape_of"]
 
 # How many steps are looked at for the largest one; a long run is not read twice.
-MAX_STEPS_LOOKED_AT = 512
+MAX_STEPS_LOOKED_AT = 4096
+# How many times of the largest steps are kept for their median.
+MAX_LARGEST_STEPS = 1024
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the steps of this process, and the first and last loss."""
+    """Sums over the steps of this process, the first and last loss, and how long its largest steps took."""
 
     tokens: int = 0
     supervised_tokens: int = 0
@@ -26,6 +29,8 @@ class Totals:
     exposed_copy_seconds: float = 0.0
     first_loss: float | None = None
     last_loss: float | None = None
+    largest_tokens: int = 0
+    largest_seconds: list[float] = field(default_factory=list)
 
     def add(self, event: StepEvent) -> None:
         """Count one step."""
@@ -36,6 +41,14 @@ class Totals:
         self.exposed_copy_seconds += event.exposed_copy_seconds
         self.first_loss = event.loss if self.first_loss is None else self.first_loss
         self.last_loss = event.loss
+        if event.tokens > self.largest_tokens:
+            self.largest_tokens, self.largest_seconds = event.tokens, []
+        if event.tokens == self.largest_tokens and len(self.largest_seconds) < MAX_LARGEST_STEPS:
+            self.largest_seconds.append(event.seconds)
+
+    def median_seconds(self) -> float | None:
+        """Return the median time of the steps with the most positions; None without a step."""
+        return statistics.median(self.largest_seconds) if self.largest_seconds else None
 
 
 def num_positions(micro_batches: Sequence[MicroBatch]) -> int:
@@ -43,14 +56,28 @@ def num_positions(micro_batches: Sequence[MicroBatch]) -> int:
     return sum(batch.input_ids.numel() for batch in micro_batches)
 
 
-def largest_step(steps: StepSource) -> StepShape:
-    """Return the shape of the step with the most positions among the first steps of a run."""
-    largest = max(
-        (steps.step(index) for index in range(min(steps.num_steps, MAX_STEPS_LOOKED_AT))), key=num_positions
-    )
-    widest = max(largest, key=lambda batch: batch.input_ids.numel())
-    rows, tokens = widest.input_ids.shape
-    return StepShape(num_micro_batches=len(largest), micro_batch_size=rows, tokens=tokens)
+def largest_micro_batches(steps: StepSource) -> tuple[MicroBatch, ...]:
+    """Return micro-batches that need as much memory as any step of a run: its largest step, with its widest batch.
+
+    Of a very long run the first steps are looked at.
+    """
+    looked_at = [steps.step(index) for index in range(min(steps.num_steps, MAX_STEPS_LOOKED_AT))]
+    largest = list(max(looked_at, key=num_positions))
+    widest = max((batch for step in looked_at for batch in step), key=_positions)
+    place = max(range(len(largest)), key=lambda index: _positions(largest[index]))
+    if _positions(widest) > _positions(largest[place]):
+        largest[place] = widest
+    return tuple(largest)
+
+
+def shape_of(micro_batches: Sequence[MicroBatch]) -> StepShape:
+    """Return the shape of a step, as if every micro-batch were as wide as its widest."""
+    rows, tokens = max(micro_batches, key=_positions).input_ids.shape
+    return StepShape(num_micro_batches=len(micro_batches), micro_batch_size=rows, tokens=tokens)
+
+
+def _positions(batch: MicroBatch) -> int:
+    return batch.input_ids.numel()
 
 
 def group_for_evaluation(

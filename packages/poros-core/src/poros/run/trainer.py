@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import torch
 
 from poros import determinism
@@ -19,18 +20,33 @@ from poros.interfaces import MicroBatch, StepSource
 from poros.optimizer import BankOptimizer
 from poros.run.checkpointing import find_checkpoint, restore_state, save_state, state_bytes
 from poros.run.device import describe_device, refuse_many_processes, resolve_device, slow_arithmetic_notes
-from poros.run.events import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent
+from poros.run.events import (
+    CheckpointEvent,
+    EvalEvent,
+    Reporter,
+    RunResult,
+    StartEvent,
+    StepEvent,
+    WarmUpEvent,
+)
 from poros.run.final_adapter import ADAPTER_FOLDER, dry_save, save_final_adapter
 from poros.run.fingerprint import compare_fingerprints, flatten
 from poros.run.guards import check_first_gradients, check_step_finite
-from poros.run.memory import check_device_memory, check_host_memory, list_terms
+from poros.run.memory import context_bytes
 from poros.run.metrics import METRICS_FILE, MetricsFile
 from poros.run.opening import OpenModel
-from poros.run.prediction import predict
-from poros.run.record import RUN_FILE, environment, peak_host_bytes
+from poros.run.placement import plan_run
+from poros.run.record import RUN_FILE, environment, peak_host_bytes, planned_record
 from poros.run.settings import RunSettings
 from poros.run.signals import stop_signals
-from poros.run.totals import Totals, group_for_evaluation, largest_step, num_positions
+from poros.run.totals import (
+    Totals,
+    group_for_evaluation,
+    largest_micro_batches,
+    num_positions,
+    shape_of,
+)
+from poros.units import list_terms
 
 __all__ = ["Trainer"]
 
@@ -46,6 +62,7 @@ class Trainer:
 
     Attributes:
         device: where the run computes.
+        planned: where everything lives, and what that is predicted to need and to take.
         engine: the loaded model; set by `load`.
         notes: sentences that the user should see.
     """
@@ -88,16 +105,14 @@ class Trainer:
         self.fingerprint = self._fingerprint(data_record or {})
         self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
         self._resumed = self._find_checkpoint() if settings.resume else None
-        self.prediction = predict(
-            model.meta,
-            numerics=model.numerics,
-            plan=settings.plan,
-            shape=largest_step(steps),
-            device_type=self.device.type,
-        )
-        check_host_memory(self.prediction, self.device)
-        if settings.device_budget_bytes is not None:
-            check_device_memory(self.prediction, settings.device_budget_bytes, "the run's device budget")
+        self._largest = largest_micro_batches(steps)
+        self.planned, notes = plan_run(model, settings, self.device, shape_of(self._largest))
+        self.notes += notes
+        self._host_bytes_before = int(psutil.Process().memory_info().rss)
+        self._context_bytes = 0
+        if self.device.type == "cuda":
+            # Never again: memory that captured graphs hold counts as reserved only.
+            torch.cuda.reset_peak_memory_stats(self.device)
         self._metrics = MetricsFile(self.output / METRICS_FILE)
         self.reporters = (self._metrics, *reporters)
         self._engine: Engine | None = None
@@ -159,7 +174,7 @@ class Trainer:
             return self._engine
         with self._explaining_out_of_memory():
             self._engine = self.model.load(
-                plan=self.settings.plan,
+                plan=self.planned.plan,
                 device=self.device,
                 seed=self.settings.seed,
                 progress=lambda done, total: self._tell("on_load", done, total),
@@ -212,6 +227,8 @@ class Trainer:
         self._tell("on_start", StartEvent(first_step=first, num_steps=total, record=record, notes=self.notes))
         done = first
         with stop_signals(self.request_stop), self._explaining_out_of_memory():
+            if first < total:
+                self._warm_up(engine, first)
             while done < total and not self._stop:
                 self._train_step(engine, done, is_first=done == first)
                 done += 1
@@ -229,6 +246,30 @@ class Trainer:
     def _due(every: int | None, done: int, total: int) -> bool:
         return done == total or (every is not None and done % every == 0)
 
+    def _warm_up(self, engine: Engine, index: int) -> None:
+        """Run the largest step before the first one, so that what will not fit fails now.
+
+        It changes no bit: gradients start from zero in every step, the generator's state is put back, and neither the
+        weights nor the optimizer is touched.
+        """
+        wanted = self.device.type == "cuda" if self.settings.warm_up is None else self.settings.warm_up
+        if not wanted:
+            return
+        start = time.perf_counter()
+        output = engine.step(self._largest, index)
+        torch.stack(output.losses).tolist()  # waits for the device
+        engine.take_statistics()  # its copies are not the first step's
+        self._measure_context()
+        self._tell(
+            "on_warm_up",
+            WarmUpEvent(
+                tokens=num_positions(self._largest),
+                longest=shape_of(self._largest).tokens,
+                seconds=time.perf_counter() - start,
+                peak_device_bytes=self._peak_device_bytes(),
+            ),
+        )
+
     def _train_step(self, engine: Engine, index: int, *, is_first: bool) -> None:
         assert self._optimizer is not None
         start = time.perf_counter()
@@ -242,6 +283,7 @@ class Trainer:
         )
         if is_first:
             check_first_gradients(engine.model.bank)
+            self._measure_context()
         copies = engine.take_statistics()
         learning_rate = self._optimizer.learning_rate
         self._optimizer.step()
@@ -334,10 +376,8 @@ class Trainer:
             },
             "device": describe_device(self.device),
             "fingerprint": self.fingerprint,
-            "plan": flatten(settings.plan),
+            **planned_record(self.planned),
             "settings": flatten(settings),
-            "predicted_device_bytes": dict(self.prediction.device),
-            "predicted_host_bytes": dict(self.prediction.host),
             "notes": list(self.notes),
         }
 
@@ -359,12 +399,31 @@ class Trainer:
             exposed_copy_seconds=totals.exposed_copy_seconds,
             peak_device_bytes=self._peak_device_bytes(),
             peak_host_bytes=peak_host_bytes(),
+            grown_host_bytes=max(0, peak_host_bytes() - self._host_bytes_before),
+            step_seconds=totals.median_seconds(),
+            predicted_device_bytes=self.planned.prediction.device_bytes,
+            predicted_host_bytes=self.planned.prediction.host_bytes,
+            predicted_step_seconds=self.planned.time.seconds,
         )
 
     # ---- helpers
 
     def _peak_device_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        """Return context and highest reservation, which is what the card had to have."""
+        if self.device.type != "cuda":
+            return None
+        return self._context_bytes + torch.cuda.max_memory_reserved(self.device)
+
+    def _measure_context(self) -> None:
+        """Once graphs are captured and modules loaded, look at what the process holds besides its allocator."""
+        if self.device.type == "cuda":
+            self._context_bytes = context_bytes(self.device)
+
+    def _describe_largest(self) -> str:
+        shape = shape_of(self._largest)
+        rows = [row for batch in self._largest for row in getattr(batch, "row_ids", ())]
+        named = f", rows {rows}" if rows else ""
+        return f"{shape.num_micro_batches} micro-batches of up to {shape.micro_batch_size} x {shape.tokens} tokens{named}"
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for reporter in self.reporters:
@@ -378,9 +437,10 @@ class Trainer:
             raise BudgetError(
                 explain(
                     f"{describe_device(self.device)} ran out of memory",
-                    expected=f"room for what was predicted: {list_terms(self.prediction.device)}",
+                    expected=f"room for what was predicted: {list_terms(self.planned.prediction.device)}",
                     got=" ".join(str(error).split()),
-                    next_step="Lower `micro_batch_size`, `max_length` or `plan.slots`; the last checkpoint is "
+                    where=f"the largest step: {self._describe_largest()}",
+                    next_step="Lower `micro_batch_size`, `max_length` or `vram`; the last checkpoint is "
                     + (f"{self._checkpoint}" if self._checkpoint else "none yet"),
                 )
             ) from error

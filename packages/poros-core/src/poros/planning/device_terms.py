@@ -1,0 +1,144 @@
+"""The terms of a run's peak in device memory.
+
+Shape letters: B batch, T tokens, D hidden size, V vocabulary, L blocks, N query heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from poros.planning.facts import ModelFacts
+from poros.planning.residents import resident_set
+from poros.planning.shape import StepShape
+from poros.precision import attention_backend
+from poros.settings import Numerics, Plan
+
+__all__ = ["BYTES_PER_GRAPH", "PROCESS_TERMS", "device_terms", "num_templates"]
+
+FLOAT32_BYTES = 4
+# A chunk of logits in float32, their exponentials, and both again in the compute dtype while the gradient is made.
+LOSS_BYTES_PER_LOGIT = 12
+# Per supervised position and hidden unit, in the compute dtype: gathered hidden states, normed ones, target rows.
+LOSS_ROWS = 3
+# Weights, gradients and two moments of every adapter element.
+ADAPTER_COPIES = 2 + 2
+# What autograd keeps of a block's recompute besides inputs and outputs of its linear layers (norms, rotary tables,
+# products of the MLP), in hidden-size vectors per token; counted from a Qwen2 block's graph.
+EXTRA_VECTORS_PER_TOKEN = 8
+# Rotary tables, masks, targets and the allocator's rounding. With it, predictions of the eager engine lie between 0.99
+# and 1.02 of what validation/receipts measured as allocated (one H200, torch 2.11, 2026-11-30).
+SMALL_BYTES = 32 * 2**20
+# Scores, their softmax and its gradient in the math attention backend.
+SCORE_COPIES = 3
+# Rows of boundary activations on the device where they live on the host (`poros.engine.offload`).
+RING_ROWS = 4
+# A visit under graphs has fixed addresses for its input, its output and the gradients of both.
+STATIC_ROWS = 4
+# Forward, and recompute + backward.
+GRAPHS_PER_TEMPLATE = 2
+# ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
+BYTES_PER_GRAPH = 1_500_000
+# ASSUMED, to be replaced by measurement: CUDA context with the modules of cuBLAS, flash attention and bitsandbytes on
+# an H200.
+CONTEXT_BYTES = 600_000_000
+# CUBLAS_WORKSPACE_CONFIG=:4096:8 is 32 MiB per handle and stream; the capture stream has its own.
+CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
+# ASSUMED, to be replaced by measurement: peak reserved over peak allocated of a run with graphs.
+RESERVED_OVER_ALLOCATED = 1.02
+
+CONTEXT, WORKSPACES, ROUNDING = "CUDA context and modules", "cuBLAS workspaces", "allocator rounding"
+# Terms that no tensor occupies.
+PROCESS_TERMS = frozenset({CONTEXT, WORKSPACES, ROUNDING})
+
+
+def device_terms(
+    facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str
+) -> dict[str, int]:
+    """Return the terms of the peak by name, in bytes; see `poros.planning.prediction.predict`."""
+    together = shape.num_micro_batches if plan.order == "block-major" else 1
+    row = shape.positions * facts.hidden * facts.compute_bytes
+    region = max(kind.adapter_row for kind in facts.kinds) * FLOAT32_BYTES
+    terms = _weights(facts, numerics, plan)
+    terms["adapters, gradients, moments"] = ADAPTER_COPIES * facts.adapter_elements * FLOAT32_BYTES + 2 * region
+    rows = RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
+    # Embedded rows and the gradient that travels down are kept per micro-batch.
+    terms["boundary activations"] = rows * row * together + 2 * row * shape.num_micro_batches
+    working = _working_bytes(facts, shape) + _score_bytes(facts, numerics, shape, device_type)
+    if plan.workspace:
+        terms["workspace"] = sum(kind.dequantized_weights for kind in facts.kinds) * facts.compute_bytes
+    else:
+        working += max(kind.largest_matrix for kind in facts.kinds) * facts.compute_bytes
+    loss = _loss_bytes(facts, numerics, plan, shape, together)
+    if plan.graphs and device_type == "cuda":
+        # The pool of captured graphs is never given back, so both exist side by side.
+        terms["graph pool"] = working
+        terms["graph inputs and outputs"] = STATIC_ROWS * row
+        terms["captured graphs"] = num_templates(facts, plan) * GRAPHS_PER_TEMPLATE * BYTES_PER_GRAPH
+        terms["loss chunk"] = loss
+    elif loss > working:  # never alive together: the larger one makes the peak
+        terms["loss chunk"] = loss
+    else:
+        terms["block working set"] = working
+    terms["masks, tables"] = SMALL_BYTES
+    if device_type == "cuda":
+        terms[ROUNDING] = int(sum(terms.values()) * (RESERVED_OVER_ALLOCATED - 1))
+        terms[WORKSPACES] = CUBLAS_WORKSPACE_BYTES
+        terms[CONTEXT] = CONTEXT_BYTES
+    return terms
+
+
+def num_templates(facts: ModelFacts, plan: Plan) -> int:
+    """Return how many buffers a block may be bound to, per kind that it may have there."""
+    if plan.residency == "resident":
+        return facts.num_blocks
+    slots = min(plan.num_slots, max(2, facts.num_blocks))
+    return slots * len(facts.kinds) + min(plan.resident_blocks, facts.num_blocks)
+
+
+def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int]:
+    """Frozen weights: blocks, head and embedding."""
+    if plan.residency == "resident":
+        terms = {"resident blocks": facts.store_bytes, "head": facts.table_bytes}
+        if not facts.tied:
+            terms["embedding"] = facts.table_bytes
+        return terms
+    slot = facts.largest_block_bytes
+    terms = {}
+    if plan.head == "device":
+        terms["head"] = facts.table_bytes
+    else:
+        chunk = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
+        slot = max(slot, chunk * facts.hidden * numerics.storage_dtype.itemsize)
+    terms["slots"] = min(plan.num_slots, max(2, facts.num_blocks)) * slot
+    resident = resident_set(plan.resident_blocks, facts.num_blocks)
+    if resident:
+        terms["resident blocks"] = sum(k.block_bytes * len(resident & set(k.blocks)) for k in facts.kinds)
+    return terms
+
+
+def _loss_bytes(
+    facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, together: int
+) -> int:
+    """One chunk of logits, and the state of every micro-batch that runs along the vocabulary at the same time."""
+    positions = min(numerics.loss_chunk_positions, shape.positions)
+    vocabulary = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
+    chunk = positions * vocabulary * LOSS_BYTES_PER_LOGIT
+    if numerics.storage_dtype != numerics.compute_dtype:
+        chunk += vocabulary * facts.hidden * facts.compute_bytes
+    state = shape.positions * facts.hidden * (FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
+    return chunk + state * (together if plan.head == "host" else 1)
+
+
+def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:
+    """What one recompute and its backward hold: inputs and outputs of every linear layer, and what lies between."""
+    widest = max(kind.widths for kind in facts.kinds)
+    return (widest + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.positions * facts.compute_bytes
+
+
+def _score_bytes(facts: ModelFacts, numerics: Numerics, shape: StepShape, device_type: str) -> int:
+    """The math backend keeps a (B, N, T, T) matrix; flash attention keeps none."""
+    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=False)
+    if backend != SDPBackend.MATH:
+        return 0
+    return SCORE_COPIES * shape.micro_batch_size * facts.num_heads * shape.tokens**2 * FLOAT32_BYTES

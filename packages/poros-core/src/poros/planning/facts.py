@@ -1,0 +1,129 @@
+"""What predictions need to know about a model, read once off the meta model.
+
+Shape letters: O and I of a linear layer, R LoRA rank, D hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poros.adapters import base_linears
+from poros.bank import GROUPS
+from poros.blocks.kinds import BlockKind
+from poros.model import MetaModel
+from poros.settings import Numerics
+
+__all__ = ["KindFacts", "ModelFacts", "model_facts"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindFacts:
+    """One block kind in numbers.
+
+    Attributes:
+        block_bytes: stored bytes of one block.
+        weights: elements of all its matrices.
+        dequantized_weights: of those, the ones that a product must dequantize first.
+        largest_matrix: elements of its largest dequantized matrix.
+        widths: input and output features of all its linear layers, summed.
+        num_linears: its linear layers.
+        adapter_weights: LoRA elements, without padding.
+        adapter_row: LoRA elements of one row of the bank, padding included.
+    """
+
+    blocks: tuple[int, ...]
+    block_bytes: int
+    weights: int
+    dequantized_weights: int
+    largest_matrix: int
+    widths: int
+    num_linears: int
+    adapter_weights: int
+    adapter_row: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """A model in numbers.
+
+    Attributes:
+        lowest_adapted: backward visits end at this block.
+        largest_linear: elements of the largest matrix of any block.
+        head_width: N * H, the width of all query heads together.
+    """
+
+    kinds: tuple[KindFacts, ...]
+    num_blocks: int
+    hidden: int
+    vocabulary: int
+    num_heads: int
+    head_width: int
+    tied: bool
+    lowest_adapted: int
+    largest_linear: int
+    table_bytes: int
+    compute_bytes: int
+
+    @property
+    def store_bytes(self) -> int:
+        """Stored bytes of all blocks."""
+        return sum(kind.block_bytes * len(kind.blocks) for kind in self.kinds)
+
+    @property
+    def largest_block_bytes(self) -> int:
+        """Stored bytes of the largest block."""
+        return max(kind.block_bytes for kind in self.kinds)
+
+    @property
+    def adapter_elements(self) -> int:
+        """Elements of the bank."""
+        return sum(kind.adapter_row * len(kind.blocks) for kind in self.kinds)
+
+    @property
+    def needs_dequantize(self) -> bool:
+        """Whether any stored weight must become a matrix before a product."""
+        return any(kind.dequantized_weights for kind in self.kinds)
+
+
+def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
+    """Return the numbers of a meta model."""
+    config = meta.config
+    kinds = tuple(_kind_facts(kind) for kind in meta.kinds)
+    hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // num_heads)
+    return ModelFacts(
+        kinds=kinds,
+        num_blocks=len(meta.blocks),
+        hidden=hidden,
+        vocabulary=int(config.vocab_size),
+        num_heads=num_heads,
+        head_width=num_heads * head_dim,
+        tied=meta.parts.tied,
+        lowest_adapted=min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0),
+        largest_linear=max(
+            linear.in_features * linear.out_features
+            for kind in meta.kinds
+            for _, linear in base_linears(kind.prototype)
+        ),
+        table_bytes=int(config.vocab_size) * hidden * numerics.storage_dtype.itemsize,
+        compute_bytes=numerics.compute_dtype.itemsize,
+    )
+
+
+def _kind_facts(kind: BlockKind) -> KindFacts:
+    linears = [linear for _, linear in base_linears(kind.prototype)]
+    sizes = [linear.in_features * linear.out_features for linear in linears]
+    dequantized = [
+        size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize
+    ]
+    return KindFacts(
+        blocks=kind.blocks,
+        block_bytes=kind.layout.num_bytes,
+        weights=sum(sizes),
+        dequantized_weights=sum(dequantized),
+        largest_matrix=max(dequantized, default=0),
+        widths=sum(linear.in_features + linear.out_features for linear in linears),
+        num_linears=len(linears),
+        adapter_weights=sum(tensor.shape[0] * tensor.shape[1] for tensor in kind.adapter.tensors),
+        adapter_row=sum(kind.adapter.row_size(group) for group in GROUPS),
+    )

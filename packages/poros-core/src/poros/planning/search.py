@@ -1,0 +1,201 @@
+"""The space of plans, the fastest one that fits and the smallest one that is fast enough.
+
+The space is small and walked whole: a larger budget only adds plans, so more memory is never predicted to be slower.
+The one long axis, how many blocks stay resident, is bisected: every further resident block takes memory and saves copies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from poros.errors import ConfigError, explain
+from poros.planning.facts import ModelFacts
+from poros.planning.prediction import Prediction, predict_from_facts
+from poros.planning.rates import Rates
+from poros.planning.request import PlanRequest
+from poros.planning.shape import StepShape
+from poros.planning.step_time import StepTime, predict_step_time
+from poros.settings import ACCUMULATION_ORDERS, PLACES, Numerics, Plan
+
+__all__ = ["Candidate", "Search"]
+
+MAX_SLOTS = 6
+# Predictions are not finer than this: two plans this close are equally fast, and the smaller one is taken.
+RESOLUTION_SECONDS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with what it is predicted to need and to take."""
+
+    plan: Plan
+    memory: Prediction
+    time: StepTime
+
+    @property
+    def ticks(self) -> int:
+        """The step time in units of the resolution."""
+        return round(self.time.seconds / RESOLUTION_SECONDS)
+
+
+class Search:
+    """Plans of one model, step shape and machine, under what the user pinned.
+
+    Args:
+        facts: of the model.
+        numerics: never changed.
+        shape: the largest step.
+        rates: of the machine.
+        request: pinned fields.
+        device_type: ``cuda`` or ``cpu``; on the CPU device memory is host memory.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        numerics: Numerics,
+        shape: StepShape,
+        rates: Rates,
+        request: PlanRequest,
+        device_type: str,
+    ) -> None:
+        self._facts, self._numerics, self._shape = facts, numerics, shape
+        self._rates, self._device_type = rates, device_type
+        self._pinned = request.pinned()
+        self._bases = list(self._make_bases())
+
+    def _make_bases(self) -> Iterator[Plan]:
+        """Yield every combination of choices with the fewest resident blocks."""
+        pinned = self._pinned
+        needs = self._facts.needs_dequantize
+        workspaces = [True] if needs and self._numerics.blocks == "compiled" else [False, True] if needs else [False]
+        if pinned.get("workspace") is False and workspaces == [True]:
+            raise ConfigError(
+                explain(
+                    "Bad setting `plan.workspace`",
+                    expected="true or null with `numerics.blocks: compiled`",
+                    got="false",
+                    next_step="Compiled blocks read their matrices from the workspace",
+                )
+            )
+        orders = ACCUMULATION_ORDERS if self._shape.num_micro_batches > 1 else ACCUMULATION_ORDERS[:1]
+        choices: dict[str, list[Any]] = {
+            "num_slots": list(range(2, min(MAX_SLOTS, max(2, self._facts.num_blocks)) + 1)),
+            "head": list(PLACES),
+            "activations": list(PLACES),
+            "order": list(orders),
+            "workspace": workspaces,
+        }
+        if pinned.get("residency") == "resident":  # nothing is streamed: these have no meaning
+            choices |= {"num_slots": [2], "head": ["device"], "activations": ["device"]}
+        choices |= {name: [value] for name, value in pinned.items()}
+        for values in itertools.product(*choices.values()):
+            yield Plan(**dict(zip(choices, values, strict=True)))
+
+    def price(self, plan: Plan) -> Candidate:
+        """Predict one plan."""
+        memory = self._memory(plan)
+        time = predict_step_time(self._facts, self._rates, self._numerics, plan, self._shape, self._device_type)
+        return Candidate(plan, memory, time)
+
+    def fastest(self, device_bytes: int | None, host_bytes: int | None) -> Candidate | None:
+        """Return the fastest plan within both budgets, of equally fast ones the smallest; None where none fits."""
+        best: Candidate | None = None
+        for base in self._bases:
+            counts = self._fitting_counts(base, device_bytes, host_bytes)
+            if not counts:
+                continue
+            found = self.price(_with(base, counts[-1]))  # more resident blocks never copy more
+            if best is None or found.ticks <= best.ticks:
+                found = self._least_resident(base, counts, found.ticks)
+                best = found if best is None else min(best, found, key=_order)
+        return best
+
+    def smallest(self, host_bytes: int | None, *, within_seconds: float | None = None) -> Candidate | None:
+        """Return the plan with the least device memory, optionally only among plans that are fast enough."""
+        best: Candidate | None = None
+        for base in self._bases:
+            counts = self._fitting_counts(base, None, host_bytes)
+            if not counts:
+                continue
+            found = self.price(_with(base, counts[0]))
+            if within_seconds is not None and found.time.seconds > within_seconds:
+                if self.price(_with(base, counts[-1])).time.seconds > within_seconds:
+                    continue
+                found = self._least_resident(base, counts, int(within_seconds / RESOLUTION_SECONDS))
+            if best is None or _size(found) < _size(best):
+                best = found
+        return best
+
+    def least_host_terms(self, device_bytes: int | None) -> dict[str, int] | None:
+        """Return the host terms of the plan that needs least of it within a device budget; None where none fits."""
+        found = []
+        for base in self._bases:
+            if counts := self._fitting_counts(base, device_bytes, None):
+                found.append(self.host_terms(self._memory(_with(base, counts[-1]))))
+        return min(found, key=lambda terms: sum(terms.values()), default=None)
+
+    def pinning(self, **fields: Any) -> Search:
+        """Return the search that leaves these fields no choice."""
+        request = PlanRequest(**{**self._pinned, **fields})
+        return Search(self._facts, self._numerics, self._shape, self._rates, request, self._device_type)
+
+    def host_terms(self, memory: Prediction) -> dict[str, int]:
+        """Return what a prediction takes from host memory; on the CPU that is everything."""
+        terms = dict(memory.host)
+        if self._device_type == "cpu":
+            for name, count in memory.device.items():
+                terms[name] = terms.get(name, 0) + count
+        return terms
+
+    def _memory(self, plan: Plan) -> Prediction:
+        return predict_from_facts(self._facts, self._numerics, plan, self._shape, self._device_type)
+
+    def _counts(self, base: Plan) -> range:
+        """Return every number of resident blocks that is open. The last two blocks would only leave slots unused."""
+        if base.residency == "resident":
+            return range(1)
+        if "resident_blocks" in self._pinned:
+            return range(base.resident_blocks, base.resident_blocks + 1)
+        return range(max(1, self._facts.num_blocks - 1))
+
+    def _fitting_counts(self, base: Plan, device_bytes: int | None, host_bytes: int | None) -> range:
+        """Return the numbers of resident blocks that fit: each one more costs device memory and relieves the host."""
+        counts = self._counts(base)
+
+        def memory(count: int) -> Prediction:
+            return self._memory(_with(base, count))
+
+        def too_large(count: int) -> bool:
+            return device_bytes is not None and memory(count).device_bytes > device_bytes
+
+        def enough_host(count: int) -> bool:
+            return host_bytes is None or sum(self.host_terms(memory(count)).values()) <= host_bytes
+
+        last = bisect_left(counts, True, key=too_large)
+        first = bisect_left(counts, True, key=enough_host) if last else 0
+        return counts[first:last]
+
+    def _least_resident(self, base: Plan, counts: range, ticks: int) -> Candidate:
+        """Return the plan with the fewest resident blocks that takes no more than ``ticks``, which the last one does."""
+
+        def fast_enough(count: int) -> bool:
+            return self.price(_with(base, count)).ticks <= ticks
+
+        return self.price(_with(base, counts[bisect_left(counts[:-1], True, key=fast_enough)]))
+
+
+def _with(base: Plan, resident_blocks: int) -> Plan:
+    return replace(base, resident_blocks=resident_blocks)
+
+
+def _order(candidate: Candidate) -> tuple[int, int]:
+    return candidate.ticks, candidate.memory.device_bytes
+
+
+def _size(candidate: Candidate) -> tuple[int, int]:
+    return candidate.memory.device_bytes, candidate.ticks

@@ -1,0 +1,93 @@
+"""The predicted time of an optimizer step: the schedule's copies against the blocks' compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poros.planning.facts import ModelFacts
+from poros.planning.rates import Rates
+from poros.planning.residents import resident_set
+from poros.planning.shape import StepShape
+from poros.planning.timeline import Durations, play, steady_schedule
+from poros.planning.visit_cost import loss_seconds, optimizer_seconds, visit_cost
+from poros.settings import Numerics, Plan
+
+__all__ = ["StepTime", "predict_step_time"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """A predicted optimizer step.
+
+    Attributes:
+        seconds: of the whole step.
+        compute_seconds: what it would take without any copy.
+        link_seconds: how long the host-to-device link is busy.
+        h2d_bytes: what crosses it.
+        tokens: positions of the step, padding included.
+    """
+
+    seconds: float
+    compute_seconds: float
+    link_seconds: float
+    h2d_bytes: int
+    tokens: int
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Copy time that compute does not hide."""
+        return self.seconds - self.compute_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Positions per second."""
+        return self.tokens / self.seconds
+
+
+def predict_step_time(
+    facts: ModelFacts, rates: Rates, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str
+) -> StepTime:
+    """Predict a step of ``shape`` under ``plan``.
+
+    Micro-batch-major steps are taken as one pass after another, each beginning with an idle link: a little pessimistic.
+    """
+    together = shape.num_micro_batches if plan.order == "block-major" else 1
+    passes = shape.num_micro_batches // together
+    streamed = plan.residency == "streamed"
+    resident = resident_set(plan.resident_blocks if streamed else facts.num_blocks, facts.num_blocks)
+    costs = {}
+    for kind in facts.kinds:
+        cost = visit_cost(
+            kind,
+            facts,
+            rates=rates,
+            numerics=numerics,
+            plan=plan,
+            shape=shape,
+            device_type=device_type,
+        )
+        costs |= dict.fromkeys(kind.blocks, (cost, kind.block_bytes))
+    blocks = range(facts.num_blocks)
+    row_bytes = shape.positions * facts.hidden * facts.compute_bytes * together
+    host_rows = plan.activations == "host"
+    durations = Durations(
+        copy=[costs[block][1] / rates.link_bytes_per_second for block in blocks],
+        forward=[costs[block][0].forward_seconds for block in blocks],
+        backward=[costs[block][0].backward_seconds for block in blocks],
+        loss=loss_seconds(facts, rates, shape.positions * together),
+        head_copy=facts.table_bytes / rates.link_bytes_per_second if plan.head == "host" and streamed else 0.0,
+        row_out=row_bytes / rates.return_bytes_per_second if host_rows else 0.0,
+        row_in=row_bytes / rates.link_bytes_per_second if host_rows else 0.0,
+    )
+    num_slots = min(plan.num_slots, max(2, facts.num_blocks)) if streamed else 0
+    schedule = steady_schedule(facts.num_blocks, resident, num_slots, facts.lowest_adapted)
+    played = play(schedule, durations)
+    after = optimizer_seconds(facts, rates)
+    link = passes * played.link_seconds
+    return StepTime(
+        seconds=passes * played.seconds + after,
+        compute_seconds=passes * played.compute_seconds + after,
+        link_seconds=link,
+        h2d_bytes=round(link * rates.link_bytes_per_second),
+        tokens=shape.step_positions,
+    )

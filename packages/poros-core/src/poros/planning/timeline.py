@@ -1,0 +1,111 @@
+"""When copies and visits of one pass happen: the exact schedule, played through with durations instead of a device.
+
+Copies follow each other on the link, visits on the compute stream; a visit waits for its copy, a copy for the release
+of its slot. What a real pass hides is hidden here, and what it cannot hide shows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poros.engine.schedule import Loss, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
+
+__all__ = ["Durations", "Played", "play", "steady_schedule"]
+
+# Rows of boundary activations on the device where they live on the host (`poros.engine.offload`).
+RING_ROWS = 4
+ROWS_AHEAD = RING_ROWS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Seconds of everything a pass does.
+
+    Attributes:
+        copy: per block, from host to device.
+        forward, backward: per block, its visits.
+        loss: head and loss of the pass.
+        head_copy: the head's chunks from host to device; 0 where the head is resident.
+        row_out, row_in: one boundary's hidden states to host memory and back; 0 where they stay on the device.
+    """
+
+    copy: Sequence[float]
+    forward: Sequence[float]
+    backward: Sequence[float]
+    loss: float
+    head_copy: float = 0.0
+    row_out: float = 0.0
+    row_in: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How a pass went: its length, and the parts of it that the compute stream and the link were busy."""
+
+    seconds: float
+    compute_seconds: float
+    link_seconds: float
+
+
+@functools.lru_cache(maxsize=4096)
+def steady_schedule(
+    num_blocks: int, resident: frozenset[int], num_slots: int, lowest_backward: int
+) -> Schedule:
+    """Return the schedule of a pass whose slots hold what the pass before left there."""
+
+    def after(slots: tuple[int | None, ...]) -> Schedule:
+        return make_schedule(
+            ScheduleRequest(
+                num_blocks=num_blocks,
+                resident=resident,
+                slots=slots,
+                num_micro_batches=1,
+                order="block-major",
+                lowest_backward=lowest_backward,
+            )
+        )
+
+    return after(after((None,) * num_slots).slots)
+
+
+def play(schedule: Schedule, durations: Durations) -> Played:
+    """Return how long a pass takes. At its beginning the link is idle and every slot holds what it is said to hold."""
+    compute = link = busy_compute = busy_link = out = back = 0.0
+    filled: dict[int, float] = {}
+    released: dict[int, float] = {}
+    outs: list[float] = []  # when each row of the way down has left
+    begun = [0.0]  # when each visit began
+    for op in schedule.ops:
+        if isinstance(op, Prefetch):
+            link = max(link, released.get(op.slot, 0.0)) + durations.copy[op.block]
+            busy_link += durations.copy[op.block]
+            filled[op.slot] = link
+        elif isinstance(op, Release):
+            released[op.slot] = compute
+        elif isinstance(op, Loss):
+            # The chunks go through slots: they begin once the last visit has begun, and the loss ends after them.
+            link = max(link, begun[-1]) + durations.head_copy
+            busy_link += durations.head_copy
+            compute = max(compute + durations.loss, link if durations.head_copy else 0.0)
+            busy_compute += durations.loss
+        elif isinstance(op, Visit):
+            start = compute if op.slot is None else max(compute, filled.get(op.slot, 0.0))
+            forward = op.direction == "forward"
+            if durations.row_out and forward and len(outs) >= RING_ROWS:
+                start = max(start, outs[-RING_ROWS])
+            if durations.row_in and not forward:
+                # A lane of their own, a few visits ahead, that takes its share of the link from the blocks.
+                back = max(back, begun[max(0, len(begun) - ROWS_AHEAD)]) + durations.row_in
+                link += durations.row_in
+                busy_link += durations.row_in
+                start = max(start, back)
+            begun.append(start)
+            spent = durations.forward[op.block] if forward else durations.backward[op.block]
+            compute = start + spent
+            busy_compute += spent
+            if durations.row_out and forward:
+                out = max(out, compute) + durations.row_out
+                outs.append(out)
+    return Played(compute, busy_compute, busy_link)

@@ -1,0 +1,132 @@
+"""Seconds of compute that a visit, the loss and the optimizer take, from module shapes and rates.
+
+Shape letters: B batch, T tokens, D hidden size, V vocabulary, N query heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from poros.planning.facts import KindFacts, ModelFacts
+from poros.planning.rates import Rates
+from poros.planning.shape import StepShape
+from poros.precision import attention_backend
+from poros.settings import Numerics, Plan
+
+__all__ = ["VisitCost", "loss_seconds", "optimizer_seconds", "visit_cost"]
+
+FLOPS_PER_WEIGHT = 2
+# The frozen weight's own gradient is never made: recompute, and the gradient of the input.
+BACKWARD_PRODUCTS = 2
+# An adapter's product once in forward; in backward recomputed, and differentiated on both sides.
+ADAPTER_BACKWARD_PRODUCTS = 3
+# How often all that lies between a block's products (inputs and outputs of its linear layers, 8 hidden-size vectors a
+# token) crosses device memory in forward + recompute + backward; PEFT's casts included. Solved from the floors that
+# `poros.planning.rates` names, for both executions of blocks.
+MEMORY_PASSES = {"eager": 21.0, "compiled": 8.3}
+FORWARD_SHARE = 0.3
+EXTRA_VECTORS_PER_TOKEN = 8
+# Kernels of a visit of one micro-batch per linear layer, norms and attention spread over them: about 700 a block of
+# seven adapted linear layers.
+FORWARD_KERNELS_PER_LINEAR = 22
+BACKWARD_KERNELS_PER_LINEAR = 78
+COMPILED_KERNELS = 0.65
+# Flash attention: two causal products forward; recomputed, and five backward; at about half the rate of large products.
+ATTENTION_FORWARD, ATTENTION_BACKWARD = 1.0, 3.5
+ATTENTION_SLOWDOWN = 2.0
+# The math backend writes and reads scores, softmax and both gradients.
+SCORE_PASSES_FORWARD, SCORE_PASSES_BACKWARD = 6, 16
+# Logits once, and the gradient of the hidden states.
+HEAD_PRODUCTS = 2
+LOGIT_BYTES = 48
+# Per adapter element: AdamW reads four and writes three float32 values, the norm reads one, clipping reads and writes
+# one, zeroing writes one.
+OPTIMIZER_BYTES = 44
+
+
+@dataclass(frozen=True, slots=True)
+class VisitCost:
+    """Compute seconds of one block's visits, all micro-batches of the visit together."""
+
+    forward_seconds: float
+    backward_seconds: float
+
+
+def visit_cost(
+    kind: KindFacts,
+    facts: ModelFacts,
+    *,
+    rates: Rates,
+    numerics: Numerics,
+    plan: Plan,
+    shape: StepShape,
+    device_type: str,
+) -> VisitCost:
+    """Return what a forward and a backward visit of a block take.
+
+    Args:
+        kind: of the block.
+        facts: of the model.
+        rates: of the machine.
+        numerics, plan, shape: settings of the run.
+        device_type: ``cuda`` or ``cpu``.
+    """
+    together = shape.num_micro_batches if plan.order == "block-major" else 1
+    frozen = FLOPS_PER_WEIGHT * kind.weights * shape.positions / rates.matmul_flops_per_second
+    adapter = FLOPS_PER_WEIGHT * kind.adapter_weights * shape.positions / rates.matmul_flops_per_second
+    between = (kind.widths + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.positions * facts.compute_bytes
+    memory = between * MEMORY_PASSES[numerics.blocks] / rates.memory_bytes_per_second
+    forward_attention, backward_attention = _attention(facts, rates, numerics, shape, device_type)
+    forward = frozen + adapter + FORWARD_SHARE * memory + forward_attention
+    backward = (
+        BACKWARD_PRODUCTS * frozen
+        + ADAPTER_BACKWARD_PRODUCTS * adapter
+        + (1 - FORWARD_SHARE) * memory
+        + backward_attention
+    )
+    captured = plan.graphs and device_type == "cuda"
+    few = COMPILED_KERNELS if numerics.blocks == "compiled" else 1.0
+    seconds = []
+    for busy, per_linear in (
+        (forward, FORWARD_KERNELS_PER_LINEAR),
+        (backward, BACKWARD_KERNELS_PER_LINEAR),
+    ):
+        kernels = kind.num_linears * per_linear * few
+        on_device = busy + kernels * rates.kernel_seconds
+        # Launches run ahead of the device; whichever is slower is waited for.
+        seconds.append(on_device if captured else max(on_device, kernels * rates.launch_seconds))
+    dequantize = kind.dequantized_weights / rates.dequantized_weights_per_second
+    uses = (1, 1) if plan.workspace else (together, BACKWARD_PRODUCTS * together)
+    return VisitCost(
+        together * seconds[0] + uses[0] * dequantize, together * seconds[1] + uses[1] * dequantize
+    )
+
+
+def loss_seconds(facts: ModelFacts, rates: Rates, positions: int) -> float:
+    """Return the seconds of head and loss over ``positions``, as if every one were supervised."""
+    logits = positions * facts.vocabulary
+    products = HEAD_PRODUCTS * FLOPS_PER_WEIGHT * logits * facts.hidden / rates.matmul_flops_per_second
+    return products + logits * LOGIT_BYTES / rates.memory_bytes_per_second
+
+
+def optimizer_seconds(facts: ModelFacts, rates: Rates) -> float:
+    """Return the seconds of clipping and the update over the bank."""
+    return facts.adapter_elements * OPTIMIZER_BYTES / rates.memory_bytes_per_second
+
+
+def _attention(
+    facts: ModelFacts, rates: Rates, numerics: Numerics, shape: StepShape, device_type: str
+) -> tuple[float, float]:
+    square = shape.micro_batch_size * shape.tokens**2
+    flops = 2 * square * facts.head_width  # two products, half of them masked
+    unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second
+    forward, backward = ATTENTION_FORWARD * unit, ATTENTION_BACKWARD * unit
+    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=False)
+    if backend == SDPBackend.MATH:
+        scores = square * facts.num_heads * 4 / rates.memory_bytes_per_second
+        forward += SCORE_PASSES_FORWARD * scores
+        backward += SCORE_PASSES_BACKWARD * scores
+    return forward, backward

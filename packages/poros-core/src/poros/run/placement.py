@@ -1,0 +1,51 @@
+"""The plan of a run on this machine: budgets, measured rates, the planner's choice."""
+
+from __future__ import annotations
+
+import torch
+
+from poros.blocks.kinds import BlockKind
+from poros.blocks.layout import BlockLayout
+from poros.planning import PlannedRun, PlanRequest, Rates, StepShape, make_plan
+from poros.planning.measure import measure_rates
+from poros.run.memory import resolve_budget
+from poros.run.opening import OpenModel
+from poros.run.settings import RunSettings
+from poros.settings import Plan
+
+__all__ = ["machine_rates", "plan_run"]
+
+
+_MEASURED: dict[tuple[torch.device, torch.dtype, BlockLayout], Rates] = {}
+
+
+def machine_rates(device: torch.device, compute_dtype: torch.dtype, kind: BlockKind) -> Rates:
+    """Return the rates of a device, measured once per process, dtype and layout of blocks."""
+    key = (device, compute_dtype, kind.layout)
+    if key not in _MEASURED:
+        _MEASURED[key] = measure_rates(device, compute_dtype, kind)
+    return _MEASURED[key]
+
+
+def plan_run(
+    model: OpenModel, settings: RunSettings, device: torch.device, shape: StepShape
+) -> tuple[PlannedRun, tuple[str, ...]]:
+    """Plan a run on this machine; return the plan and sentences that the user should see.
+
+    Raises:
+        BudgetError: no plan fits into what is allowed or free.
+    """
+    budget, notes = resolve_budget(
+        device, device_bytes=settings.device_budget_bytes, host_bytes=settings.host_budget_bytes
+    )
+    plan = settings.plan
+    planned = make_plan(
+        model.meta,
+        model.numerics,
+        shape,
+        budget,
+        machine_rates(device, model.numerics.compute_dtype, model.meta.kinds[0]),
+        request=PlanRequest.of(plan) if isinstance(plan, Plan) else plan,
+        device_type=device.type,
+    )
+    return planned, notes
