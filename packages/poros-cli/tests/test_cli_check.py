@@ -35,10 +35,10 @@ def test_json_holds_the_same(saved_model: Path, capsys: pytest.CaptureFixture[st
     assert facts["weights_checked"] is True
     assert facts["block_kinds"][0]["blocks"] == [0, 1]
     assert facts["adapter_parameters"] == 2 * (2 * (32 + 32) + 2 * (32 + 16))
-    streamed, resident = facts["predicted"]["streamed"], facts["predicted"]["resident"]
-    assert "slots" in streamed["device_terms_bytes"]
+    planned, resident = facts["predicted"]["planned"], facts["predicted"]["resident"]
+    assert "slots" in planned["device_terms_bytes"]
     assert "resident blocks" in resident["device_terms_bytes"]
-    assert streamed["device_bytes"] == sum(streamed["device_terms_bytes"].values())
+    assert planned["device_bytes"] == sum(planned["device_terms_bytes"].values())
 
 
 def test_a_config_alone_is_enough(
@@ -55,7 +55,7 @@ def test_longer_rows_need_more(saved_model: Path, capsys: pytest.CaptureFixture[
     peaks = []
     for length in ("512", "4096"):
         assert cli.run(["check", str(saved_model), "--max-length", length, "--json"]) == 0
-        peaks.append(json.loads(capsys.readouterr().out)["predicted"]["streamed"]["device_bytes"])
+        peaks.append(json.loads(capsys.readouterr().out)["predicted"]["planned"]["device_bytes"])
     assert peaks[0] < peaks[1]
 
 

@@ -23,6 +23,7 @@ VALUES = {
     "--residency": "resident",
     "--order": "micro-batch-major",
     "--vram": "5GiB",
+    "--ram": "24GB",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from poros.errors import ConfigError
-from poros_cli.config import RunConfig, parse_size
+from poros_cli.config import RunConfig
 from poros_cli.config_file import load_config
 from poros_cli.run_options import FLAGS
 from poros_cli.schema import FOREIGN, nearest, sections, settings
@@ -55,15 +55,21 @@ def test_nearest_name(path: str, expected: str) -> None:
     assert nearest(path) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("6GiB", 6 * 2**30), ("500 MB", 500 * 10**6), ("1.5gib", 3 * 2**29), ("20KB", 20_000)],
-)
-def test_sizes_carry_their_unit(text: str, expected: int) -> None:
-    assert parse_size(text) == expected
+@pytest.mark.parametrize("name", ["vram", "ram"])
+@pytest.mark.parametrize("text", ["8", "8G", "viel", "-1GB"])
+def test_a_budget_that_is_no_size_is_refused_with_examples_and_its_place(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(f"model: m\ndata: d\noutput: o\n{name}: {text}\n")
+    with pytest.raises(ConfigError, match=rf"`{name}`: expected a size: 8GB .*run.yaml:4:1"):
+        load_config(tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize("text", ["6", "GiB", "6 potatoes", "-1GB", ""])
-def test_a_size_without_unit_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="`vram`: expected a size such as 6GiB or 500MB"):
-        parse_size(text)
+def test_plain_bytes_are_a_budget(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\ndata: d\noutput: o\nvram: 8000000000\n")
+    assert load_config(tmp_path / "run.yaml").vram == "8000000000"
+
+
+def test_what_the_user_does_not_say_about_the_plan_is_left_to_the_planner() -> None:
+    config = load_config(None, overrides=["plan.slots=4", "model=m", "data=d", "output=o"])
+    assert config.plan.pinned() == {"num_slots": 4}

@@ -72,7 +72,7 @@ def test_the_tour_shows_losses_answers_and_the_verdict(
     assert "  after:  " in shown
     assert re.search(r"Streamed against resident, \d+ tensors: equal", shown)
     assert str(tmp_path / "out" / "run" / "adapter") in shown
-    assert "peak host memory" in shown
+    assert "Peak host memory predicted" in shown
 
 
 @pytest.mark.usefixtures("stand_in")

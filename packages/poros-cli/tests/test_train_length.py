@@ -40,7 +40,7 @@ def test_a_budget_that_is_too_small_names_the_largest_term(
     arguments = ["--model", str(saved_model), "--data", str(rows), "--output", str(tmp_path / "out")]
     assert run(["train", *arguments, "--device", "cpu", "--vram", "20KB"]) == 2
     err = capsys.readouterr().err
-    assert "Not enough device memory for this run: expected " in err
+    assert "Not enough device memory for the smallest plan: expected at least `--vram " in err
     assert ", mostly " in err
 
 

@@ -274,7 +274,8 @@ def test_too_little_host_memory_is_refused_with_the_largest_term(
 ) -> None:
     monkeypatch.setattr("poros.run.memory.available_host_bytes", lambda: (1000, "limit of a test"))
     with pytest.raises(
-        BudgetError, match=r"expected .* mostly .*, got 1000 B \(limit of a test; predicted: .*adapters"
+        BudgetError,
+        match=r"host memory .*expected at least `--ram 0\.\d+GB`, got 1000 B \(limit of a test; predicted: .*adapters",
     ):
         make_trainer(tmp_path)
 

@@ -12,7 +12,8 @@ from poros.errors import CheckpointError, explain
 from poros.plugins import Registry
 from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
-from poros_cli.config import RunConfig, parse_size
+from poros.units import parse_size
+from poros_cli.config import RunConfig
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
 from poros_data import Dataset, StepPlan, eval_batches, load_dataset, padding_id
 
@@ -84,7 +85,8 @@ def assemble(
         resume=config.resume,
         overwrite=config.overwrite,
         cache_dir=config.cache_dir,
-        device_budget_bytes=None if config.vram is None else parse_size(config.vram),
+        device_budget_bytes=None if config.vram is None else parse_size(config.vram, "vram"),
+        host_budget_bytes=None if config.ram is None else parse_size(config.ram, "ram"),
         optimizer=config.optimizer,
         plan=config.plan,
     )

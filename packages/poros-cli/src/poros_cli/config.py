@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, field
 
 from poros.errors import ConfigError, explain
-from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
+from poros.planning.request import PlanRequest
+from poros.settings import LoraSettings, Numerics, OptimizerSettings
+from poros.units import parse_size
 
-__all__ = ["RunConfig", "parse_size"]
+__all__ = ["RunConfig"]
 
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 POSITIVE = (
@@ -21,9 +23,7 @@ POSITIVE = (
     "eval_every",
     "keep_checkpoints",
 )
-# Bytes per unit. GB is what cards are sold by, GiB what tools show.
-UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", re.IGNORECASE)
+SIZES = ("vram", "ram")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,10 @@ class RunConfig:
         resume: go on from the newest complete checkpoint in ``output``.
         overwrite: empty a used ``output`` first.
         cache_dir: folder for quantized stores: the second start of a model skips quantization; None keeps none.
-        vram: refuse a run whose predicted peak of device memory is higher, such as ``6GiB``; None is no limit.
+        vram: device memory that the run may take, the whole process, such as ``8GB``; None is the least with which it
+            is predicted to run at full speed.
+        ram: host memory that the run may take, such as ``24GB``; None is what is free.
+        plan: what the planner must not decide itself.
     """
 
     model: str
@@ -70,10 +73,11 @@ class RunConfig:
     overwrite: bool = False
     cache_dir: str | None = None
     vram: str | None = None
+    ram: str | None = None
     lora: LoraSettings = field(default_factory=LoraSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     numerics: Numerics = field(default_factory=Numerics)
-    plan: Plan = field(default_factory=Plan)
+    plan: PlanRequest = field(default_factory=PlanRequest)
 
     def __post_init__(self) -> None:
         for name in ("model", "data", "output"):
@@ -88,8 +92,9 @@ class RunConfig:
         if not DEVICE.fullmatch(self.device):
             expected = "auto, cpu, cuda or cuda:N"
             raise ConfigError(explain("Bad setting `device`", expected=expected, got=repr(self.device)))
-        if self.vram is not None:
-            parse_size(self.vram)
+        for name in SIZES:
+            if (size := getattr(self, name)) is not None:
+                parse_size(size, name)
         if self.resume and self.overwrite:
             message = explain(
                 "Bad settings `resume` and `overwrite`",
@@ -106,17 +111,3 @@ class RunConfig:
                 next_step="Name held-out rows in `eval_data`, or remove `eval_every`",
             )
             raise ConfigError(message)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a text like ``6GiB`` or ``500 MB`` means.
-
-    Raises:
-        ConfigError: it is no number with a unit; a bare number could mean anything.
-    """
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(
-            explain("Bad setting `vram`", expected="a size such as 6GiB or 500MB", got=repr(text))
-        )
-    return int(float(match[1]) * UNITS[match[2].upper()])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,11 +15,20 @@ from rich.text import Text
 from poros.adapters import lora_layers
 from poros.checkpoint import load_config, resolve_model
 from poros.model import MetaModel
+from poros.planning.advice import advise
+from poros.planning.planner import PlannedRun, make_plan
+from poros.planning.prediction import Prediction, predict
+from poros.planning.rates import Rates, assumed_rates
+from poros.planning.request import Budget, PlanRequest
+from poros.planning.shape import StepShape
 from poros.plugins import Registry
 from poros.run import describe_model, open_model
-from poros.run.memory import available_host_bytes, format_bytes
-from poros.planning.prediction import StepShape, predict
+from poros.run.fingerprint import flatten
+from poros.run.memory import available_host_bytes, resolve_budget
+from poros.run.placement import machine_rates
 from poros.settings import LoraSettings, Numerics, Plan
+from poros.units import format_bytes, format_gb
+from poros_cli.plan_text import advice_record, budget_sentence, plan_sentence, show_advice
 
 __all__ = ["check_model", "show_check"]
 
@@ -26,9 +37,17 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth"
 
 
 def check_model(
-    model: str, *, quantization: str, lora: LoraSettings, plan: Plan, shape: StepShape, registry: Registry
+    model: str,
+    *,
+    quantization: str,
+    lora: LoraSettings,
+    request: PlanRequest,
+    shape: StepShape,
+    vram_bytes: int | None,
+    ram_bytes: int | None,
+    registry: Registry,
 ) -> dict[str, Any]:
-    """Pass a model through every check that needs no weights, and predict its memory.
+    """Pass a model through every check that needs no weights, and plan its run.
 
     A local folder that holds weights is checked with its shard headers; otherwise ``config.json`` is enough, and of a
     hub model nothing else is fetched.
@@ -37,12 +56,13 @@ def check_model(
         model: local folder or hub id.
         quantization: registered name of the weight format.
         lora: adapters.
-        plan: placement; both residencies are predicted.
+        request: placement that is decided already.
         shape: the largest optimizer step.
+        vram_bytes, ram_bytes: budgets, or None.
         registry: loaded plugins.
 
     Raises:
-        UserError: the model is refused.
+        UserError: the model is refused, or no plan fits into the budgets.
     """
     numerics = Numerics()
     folder = Path(model).expanduser()
@@ -58,19 +78,18 @@ def check_model(
             config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
         )
         notes.append("Only `config.json` was looked at: the weights are checked when the model is trained.")
-    predictions = {}
-    for residency in ("streamed", "resident"):
-        placed = Plan(
-            residency=residency, num_slots=plan.num_slots, order=plan.order, workspace=plan.workspace
-        )
-        prediction = predict(meta, numerics=numerics, plan=placed, shape=shape)
-        predictions[residency] = {
-            "device_bytes": prediction.device_bytes,
-            "host_bytes": prediction.host_bytes,
-            "device_terms_bytes": dict(prediction.device),
-            "host_terms_bytes": dict(prediction.host),
-        }
+    budget, rates, budget_notes = _machine(meta, numerics, vram_bytes, ram_bytes)
+    notes.extend(budget_notes)
+    make = functools.partial(_plan, meta, numerics, rates, request)
+    planned = make(shape, budget)
+    resident = predict(
+        meta, numerics=numerics, plan=Plan(residency="resident", order=planned.plan.order), shape=shape
+    )
     available, limit = available_host_bytes()
+    if planned.prediction.host_bytes > available:
+        notes.append(
+            f"This machine has {format_gb(available)} of host memory left ({limit}), less than the run needs."
+        )
     return {
         "model": model,
         "model_type": meta.config.model_type,
@@ -88,10 +107,58 @@ def check_model(
         "micro_batches": shape.num_micro_batches,
         "micro_batch_size": shape.micro_batch_size,
         "max_length": shape.tokens,
-        "predicted": predictions,
+        "plan": flatten(planned.plan),
+        "budget": flatten(planned.budget),
+        "predicted": {"planned": _memory(planned.prediction), "resident": _memory(resident)},
+        "predicted_step": {
+            **flatten(planned.time),
+            "exposed_seconds": planned.time.exposed_seconds,
+            "tokens_per_second": planned.time.tokens_per_second,
+        },
+        "binding": planned.binding,
+        "rates": flatten(rates),
+        **advice_record(planned, advise(planned, make)),
         "host_available_bytes": available,
         "host_limited_by": limit,
         "notes": notes,
+    }
+
+
+def _plan(
+    meta: MetaModel,
+    numerics: Numerics,
+    rates: Rates,
+    request: PlanRequest,
+    shape: StepShape,
+    budget: Budget,
+) -> PlannedRun:
+    return make_plan(meta, numerics, shape, budget, rates, request=request)
+
+
+def _machine(
+    meta: MetaModel, numerics: Numerics, vram_bytes: int | None, ram_bytes: int | None
+) -> tuple[Budget, Rates, tuple[str, ...]]:
+    """Return budgets and rates of this machine's GPU, or what is assumed where there is none."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        budget, notes = resolve_budget(device, device_bytes=vram_bytes, host_bytes=ram_bytes)
+        return budget, machine_rates(device, numerics.compute_dtype, meta.kinds[0]), notes
+    budget = Budget(
+        device_bytes=vram_bytes,
+        host_bytes=ram_bytes,
+        device_limit="no limit" if vram_bytes is None else "the `vram` budget",
+        host_limit="no limit" if ram_bytes is None else "the `ram` budget",
+        frugal=vram_bytes is None,
+    )
+    return budget, assumed_rates(numerics.compute_dtype), ()
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "device_bytes": prediction.device_bytes,
+        "host_bytes": prediction.host_bytes,
+        "device_terms_bytes": dict(prediction.device),
+        "host_terms_bytes": dict(prediction.host),
     }
 
 
@@ -104,22 +171,50 @@ def show_check(facts: dict[str, Any], console: Console) -> None:
         table.add_row(Text(name), Text(value))
     console.print(table)
     console.print()
-    shape = f"{facts['micro_batches']} x {facts['micro_batch_size']} x {facts['max_length']} tokens a step"
-    memory = Table(title=f"Predicted peak, {shape}", title_justify="left", box=None, padding=(0, 2))
+    _show_plan(facts, console)
+    memory = Table(title="Predicted peak", title_justify="left", box=None, padding=(0, 2))
     memory.add_column("")
-    for residency in facts["predicted"]:
-        memory.add_column(residency, justify="right", no_wrap=True)
+    for name in facts["predicted"]:
+        memory.add_column(name, justify="right", no_wrap=True)
     for where in ("device", "host"):
         terms = {name: None for p in facts["predicted"].values() for name in p[f"{where}_terms_bytes"]}
         for name in terms:
             found = [p[f"{where}_terms_bytes"].get(name) for p in facts["predicted"].values()]
-            memory.add_row(Text(f"{where}: {name}"), *("" if n is None else format_bytes(n) for n in found))
-        totals = [format_bytes(p[f"{where}_bytes"]) for p in facts["predicted"].values()]
+            memory.add_row(Text(f"{where}: {name}"), *("" if n is None else format_gb(n) for n in found))
+        totals = [format_gb(p[f"{where}_bytes"]) for p in facts["predicted"].values()]
         memory.add_row(Text(f"{where}, together", style="bold"), *totals)
     console.print(memory)
     console.print()
     for note in facts["notes"]:
         console.print(Text(f"Note: {note}"))
+
+
+def _show_plan(facts: dict[str, Any], console: Console) -> None:
+    shape = f"{facts['micro_batches']} x {facts['micro_batch_size']} x {facts['max_length']} tokens a step"
+    step = facts["predicted_step"]
+    seconds = step["seconds"]
+    rows = [
+        ("budget", budget_sentence(facts["budget"])),
+        ("plan", plan_sentence(facts["plan"], facts["num_blocks"])),
+        (
+            "predicted step",
+            f"{seconds:.3g} s, {step['tokens_per_second']:.0f} tokens/s: compute {step['compute_seconds']:.3g} s, "
+            f"link busy {step['link_seconds']:.3g} s ({format_gb(step['h2d_bytes'])}), not hidden "
+            f"{step['exposed_seconds']:.3g} s",
+        ),
+        ("binding resource", facts["binding"]),
+        *show_advice(facts, seconds, facts),
+        ("rates", facts["rates"]["origin"]),
+    ]
+    table = Table(
+        title=f"Plan for {shape}", title_justify="left", show_header=False, box=None, padding=(0, 2)
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    console.print(table)
+    console.print()
 
 
 def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

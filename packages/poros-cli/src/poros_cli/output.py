@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from poros.run import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent
-from poros.units import format_bytes
+from poros.run import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent, WarmUpEvent
+from poros.units import format_bytes, format_gb
+from poros_cli.plan_text import plan_sentence, predicted_sentence
 
 __all__ = ["ProgressReporter", "quiet_libraries", "show_summary"]
 
@@ -97,11 +98,28 @@ class ProgressReporter(Reporter):
         """See `Reporter.on_start`."""
         for note in event.notes:
             self.say(f"Note: {note}")
+        record = event.record
+        self.say(f"Plan: {plan_sentence(record['plan'], record['num_blocks'])}")
+        device, host = (
+            sum(record["predicted_device_bytes"].values()),
+            sum(record["predicted_host_bytes"].values()),
+        )
+        predicted = predicted_sentence(device, host, record["predicted_step"], record["binding"])
+        self.say(f"Predicted for the largest step: {predicted}")
         self._num_steps = event.num_steps
         begin = "starting" if event.first_step == 0 else f"resuming after step {event.first_step}"
         self.say(f"{event.record['device']}, {event.num_steps} steps, {begin}")
         self._train = self._progress.add_task(
             "steps", total=event.num_steps, completed=event.first_step, facts=""
+        )
+
+    def on_warm_up(self, event: WarmUpEvent) -> None:
+        """See `Reporter.on_warm_up`."""
+        peak = event.peak_device_bytes
+        memory = "" if peak is None else f", peak device memory {format_gb(peak)}"
+        self.say(
+            f"Warm-up with the largest step: {event.tokens} tokens, rows of up to {event.longest}, "
+            f"{event.seconds:.1f} s{memory}"
         )
 
     def on_step(self, event: StepEvent) -> None:
@@ -152,9 +170,8 @@ def show_summary(console: Console, result: RunResult) -> None:
                 f"{format_bytes(result.h2d_bytes)} to the device, stalled {result.exposed_copy_seconds:.2f} s"
             )
         )
-    host = f"peak host memory {format_bytes(result.peak_host_bytes)}"
-    device = result.peak_device_bytes
-    console.print(Text(host if device is None else f"peak device memory {format_bytes(device)}, {host}"))
+    for line in _against_prediction(result):
+        console.print(Text(line))
     report = result.adapter_report
     if report is not None:
         console.print(
@@ -163,3 +180,24 @@ def show_summary(console: Console, result: RunResult) -> None:
                 f"{format_bytes(report.num_bytes)}; stock PEFT reads it with 0 missing and 0 unexpected keys)"
             )
         )
+
+
+def _against_prediction(result: RunResult) -> list[str]:
+    """Return what was predicted beside what was measured."""
+    device, host = result.predicted_device_bytes, result.predicted_host_bytes
+    grown = (
+        f"host memory predicted {{}}, measured {format_gb(result.grown_host_bytes)} more than before loading"
+    )
+    lines = []
+    if result.peak_device_bytes is None:  # on the CPU both are host memory
+        lines.append(f"Peak {grown.format(format_gb(device + host))}")
+    else:
+        lines.append(
+            f"Peak device memory predicted {format_gb(device)}, measured {format_gb(result.peak_device_bytes)}; "
+            + grown.format(format_gb(host))
+        )
+    if result.step_seconds is not None:
+        lines.append(
+            f"Largest steps predicted {result.predicted_step_seconds:.3g} s, measured {result.step_seconds:.3g} s"
+        )
+    return lines

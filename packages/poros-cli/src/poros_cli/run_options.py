@@ -14,7 +14,7 @@ from poros_cli.config import RunConfig
 from poros_cli.config_file import load_config
 from poros_cli.schema import settings
 
-__all__ = ["FLAGS", "POSITIVE", "config_arguments", "config_from", "split_names"]
+__all__ = ["FLAGS", "PLANNED", "POSITIVE", "config_arguments", "config_from", "split_names"]
 
 
 def split_names(
@@ -43,6 +43,7 @@ class Flag:
 
 
 POSITIVE = click.IntRange(min=1)
+PLANNED = "[default: the planner's choice]"
 FLAGS = (
     Flag("model", "--model", "Base model: a local folder or a hub id.", metavar="DIR|ID"),
     Flag("data", "--data", "Training rows, JSONL.", metavar="FILE"),
@@ -76,12 +77,24 @@ FLAGS = (
     ),
     Flag("optimizer.learning_rate", "--learning-rate", "Peak learning rate.", type=float, metavar="X"),
     Flag(
-        "plan.residency", "--residency", "Where the base lives.", type=click.Choice(("streamed", "resident"))
+        "plan.residency",
+        "--residency",
+        f"Where the base lives {PLANNED}.",
+        type=click.Choice(("streamed", "resident")),
     ),
     Flag(
-        "plan.slots", "--slots", "Device slots for streamed blocks.", type=click.IntRange(min=2), metavar="N"
+        "plan.slots",
+        "--slots",
+        f"Device slots for streamed blocks {PLANNED}.",
+        type=click.IntRange(min=2),
+        metavar="N",
     ),
-    Flag("plan.order", "--order", "Order of gradient accumulation.", type=click.Choice(ACCUMULATION_ORDERS)),
+    Flag(
+        "plan.order",
+        "--order",
+        f"Order of gradient accumulation {PLANNED}.",
+        type=click.Choice(ACCUMULATION_ORDERS),
+    ),
     Flag("save_every", "--save-every", "Optimizer steps between checkpoints.", type=POSITIVE, metavar="N"),
     Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
     Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
@@ -89,7 +102,18 @@ FLAGS = (
     Flag(
         "cache_dir", "--cache-dir", "Folder for quantized stores: the second start is faster.", metavar="DIR"
     ),
-    Flag("vram", "--vram", "Refuse a run that is predicted to need more device memory.", metavar="SIZE"),
+    Flag(
+        "vram",
+        "--vram",
+        "Device memory that the run may take, such as 8GB [default: the least that runs at full speed].",
+        metavar="SIZE",
+    ),
+    Flag(
+        "ram",
+        "--ram",
+        "Host memory that the run may take, such as 24GB [default: what is free].",
+        metavar="SIZE",
+    ),
 )
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from poros.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from poros.planning.request import PlanRequest
     from poros.run import OpenModel, Reporter, RunResult, RunSettings, Trainer, open_model
-    from poros.planning import PlanRequest
     from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "poros.planning": ("PlanRequest",),
+    "poros.planning.request": ("PlanRequest",),
     "poros.run": ("OpenModel", "Reporter", "RunResult", "RunSettings", "Trainer", "open_model"),
     "poros.settings": ("LoraSettings", "Numerics", "OptimizerSettings", "Plan"),
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from poros_cli.run_options import POSITIVE, split_names
+from poros_cli.run_options import PLANNED, POSITIVE, split_names
 
 if TYPE_CHECKING:
     from poros.plugins import Registry
@@ -17,11 +17,12 @@ __all__ = ["check"]
 EPILOG = """\b
 Examples:
   poros check ./Qwen2.5-7B
+  poros check Qwen/Qwen3-32B --vram 8GB --seq-len 2048 --micro-batches 8
   poros check Qwen/Qwen3-32B --rank 16 --max-length 4096 --json
 
 \b
-Exit code 0 if the model can be trained, 2 if it is refused. No weights are read: of a local folder the config and
-the shards' headers, of a hub model config.json alone.
+Exit code 0 if the model can be trained, 2 if it is refused or no plan fits into the budgets. No weights are read: of
+a local folder the config and the shards' headers, of a hub model config.json alone.
 """
 
 
@@ -33,7 +34,14 @@ the shards' headers, of a hub model config.json alone.
     "--targets", callback=split_names, metavar="A,B,...", help="Linear layers to adapt, by leaf name."
 )
 @click.option(
-    "--max-length", type=POSITIVE, default=1024, show_default=True, metavar="N", help="Tokens per row."
+    "--max-length",
+    "--seq-len",
+    "max_length",
+    type=POSITIVE,
+    default=1024,
+    show_default=True,
+    metavar="N",
+    help="Tokens per row.",
 )
 @click.option(
     "--micro-batch-size", type=POSITIVE, default=1, show_default=True, metavar="N", help="Rows at a time."
@@ -46,9 +54,9 @@ the shards' headers, of a hub model config.json alone.
     metavar="N",
     help="Micro-batches per step.",
 )
-@click.option(
-    "--slots", type=click.IntRange(min=2), default=3, show_default=True, metavar="N", help="Device slots."
-)
+@click.option("--vram", metavar="SIZE", help="Device memory that the run may take, such as 8GB.")
+@click.option("--ram", metavar="SIZE", help="Host memory that the run may take, such as 24GB.")
+@click.option("--slots", type=click.IntRange(min=2), metavar="N", help=f"Device slots {PLANNED}.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_obj
 def check(
@@ -60,28 +68,35 @@ def check(
     max_length: int,
     micro_batch_size: int,
     micro_batches: int,
-    slots: int,
+    vram: str | None,
+    ram: str | None,
+    slots: int | None,
     as_json: bool,
 ) -> None:
-    """Say whether MODEL can be trained, and predict in how much memory.
+    """Say whether MODEL can be trained, and plan it: where everything lives, in how much memory and how fast.
 
     MODEL is a local folder or a hub id. Shows the architecture's verdict, blocks by kind, in how many blocks each
-    adapter target matches, bytes per block, and the predicted peak of device and host memory, streamed and resident.
+    adapter target matches, the plan for the budgets with its predicted step time, what bounds it and what one more GB
+    would buy, and the predicted peak of device and host memory, beside that of a run with every block resident.
     """
     from rich.console import Console
 
-    from poros.planning.prediction import StepShape
-    from poros.settings import LoraSettings, Plan
+    from poros.planning.request import PlanRequest
+    from poros.planning.shape import StepShape
+    from poros.settings import LoraSettings
+    from poros.units import parse_size
     from poros_cli.model_check import check_model, show_check
 
     facts = check_model(
         model,
         quantization=quantization,
         lora=LoraSettings(rank=rank, targets=targets),
-        plan=Plan(num_slots=slots),
+        request=PlanRequest(num_slots=slots),
         shape=StepShape(
             num_micro_batches=micro_batches, micro_batch_size=micro_batch_size, tokens=max_length
         ),
+        vram_bytes=None if vram is None else parse_size(vram, "vram"),
+        ram_bytes=None if ram is None else parse_size(ram, "ram"),
         registry=registry,
     )
     if as_json:

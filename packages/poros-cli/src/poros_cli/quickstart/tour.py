@@ -89,7 +89,7 @@ def run_quickstart(
         device=trainer.device,
         seed=config.seed,
         optimizer=config.optimizer,
-        streamed=config.plan,
+        streamed=trainer.planned.plan,
         cache_dir=output / "cache",
     )
     return QuickstartReport(

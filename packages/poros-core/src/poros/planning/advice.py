@@ -70,5 +70,6 @@ def _other_shapes(shape: StepShape) -> list[StepShape]:
             sizes.append(size)
         size *= 2
     return [
-        StepShape(num_micro_batches=rows // size, micro_batch_size=size, tokens=shape.tokens) for size in sizes
+        StepShape(num_micro_batches=rows // size, micro_batch_size=size, tokens=shape.tokens)
+        for size in sizes
     ]

@@ -8,19 +8,31 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend
 
+from poros.blocks.placement import spread_evenly
+from poros.engine.offload import NUM_RING_ROWS
 from poros.planning.facts import ModelFacts
-from poros.planning.residents import resident_set
 from poros.planning.shape import StepShape
 from poros.precision import attention_backend
 from poros.settings import Numerics, Plan
 
-__all__ = ["BYTES_PER_GRAPH", "PROCESS_TERMS", "device_terms", "num_templates"]
+__all__ = [
+    "BYTES_PER_GRAPH",
+    "CONTEXT_BYTES",
+    "PROCESS_TERMS",
+    "device_terms",
+    "num_head_chunks",
+    "num_slots",
+    "num_templates",
+]
 
 FLOAT32_BYTES = 4
 # A chunk of logits in float32, their exponentials, and both again in the compute dtype while the gradient is made.
 LOSS_BYTES_PER_LOGIT = 12
-# Per supervised position and hidden unit, in the compute dtype: gathered hidden states, normed ones, target rows.
-LOSS_ROWS = 3
+# Per supervised position and hidden unit: gathered hidden states, normed ones and target rows in the compute dtype;
+# the running sums and what the norm keeps for its backward in float32.
+LOSS_ROWS, LOSS_FLOAT32_ROWS = 3, 2
+# Once the vocabulary has gone by: the closed sums and the backward of the norm, in float32.
+LOSS_CLOSING_ROWS = 3
 # Weights, gradients and two moments of every adapter element.
 ADAPTER_COPIES = 2 + 2
 # What autograd keeps of a block's recompute besides inputs and outputs of its linear layers (norms, rotary tables,
@@ -31,12 +43,10 @@ EXTRA_VECTORS_PER_TOKEN = 8
 SMALL_BYTES = 32 * 2**20
 # Scores, their softmax and its gradient in the math attention backend.
 SCORE_COPIES = 3
-# Rows of boundary activations on the device where they live on the host (`poros.engine.offload`).
-RING_ROWS = 4
-# A visit under graphs has fixed addresses for its input, its output and the gradients of both.
-STATIC_ROWS = 4
-# Forward, and recompute + backward.
-GRAPHS_PER_TEMPLATE = 2
+# A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
+STATIC_ROWS = 2
+# Dequantization, forward, and recompute + backward.
+GRAPHS_PER_TEMPLATE = 3
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
 BYTES_PER_GRAPH = 1_500_000
 # ASSUMED, to be replaced by measurement: CUDA context with the modules of cuBLAS, flash attention and bitsandbytes on
@@ -60,10 +70,13 @@ def device_terms(
     row = shape.positions * facts.hidden * facts.compute_bytes
     region = max(kind.adapter_row for kind in facts.kinds) * FLOAT32_BYTES
     terms = _weights(facts, numerics, plan)
-    terms["adapters, gradients, moments"] = ADAPTER_COPIES * facts.adapter_elements * FLOAT32_BYTES + 2 * region
-    rows = RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
-    # Embedded rows and the gradient that travels down are kept per micro-batch.
-    terms["boundary activations"] = rows * row * together + 2 * row * shape.num_micro_batches
+    terms["adapters, gradients, moments"] = (
+        ADAPTER_COPIES * facts.adapter_elements * FLOAT32_BYTES + 2 * region
+    )
+    rows = NUM_RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
+    # The gradient that travels down is kept per micro-batch.
+    terms["boundary activations"] = rows * row * together + row * shape.num_micro_batches
+    terms["visit inputs and outputs"] = STATIC_ROWS * row
     working = _working_bytes(facts, shape) + _score_bytes(facts, numerics, shape, device_type)
     if plan.workspace:
         terms["workspace"] = sum(kind.dequantized_weights for kind in facts.kinds) * facts.compute_bytes
@@ -73,7 +86,6 @@ def device_terms(
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
         terms["graph pool"] = working
-        terms["graph inputs and outputs"] = STATIC_ROWS * row
         terms["captured graphs"] = num_templates(facts, plan) * GRAPHS_PER_TEMPLATE * BYTES_PER_GRAPH
         terms["loss chunk"] = loss
     elif loss > working:  # never alive together: the larger one makes the peak
@@ -92,8 +104,22 @@ def num_templates(facts: ModelFacts, plan: Plan) -> int:
     """Return how many buffers a block may be bound to, per kind that it may have there."""
     if plan.residency == "resident":
         return facts.num_blocks
-    slots = min(plan.num_slots, max(2, facts.num_blocks))
-    return slots * len(facts.kinds) + min(plan.resident_blocks, facts.num_blocks)
+    resident = min(plan.resident_blocks, facts.num_blocks)
+    return (num_slots(facts, plan) * len(facts.kinds) if resident < facts.num_blocks else 0) + resident
+
+
+def num_head_chunks(facts: ModelFacts, numerics: Numerics, plan: Plan) -> int:
+    """Return how many vocabulary chunks are streamed."""
+    if plan.residency == "resident" or plan.head == "device":
+        return 0
+    return -(-facts.vocabulary // numerics.loss_chunk_vocabulary)
+
+
+def num_slots(facts: ModelFacts, plan: Plan, head_chunks: int = 0) -> int:
+    """Return how many slots the engine makes: none where nothing is streamed, no more than there are things to hold."""
+    if plan.residency == "resident" or (plan.resident_blocks >= facts.num_blocks and not head_chunks):
+        return 0
+    return min(plan.num_slots, max(2, facts.num_blocks + head_chunks))
 
 
 def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int]:
@@ -110,24 +136,24 @@ def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int
     else:
         chunk = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
         slot = max(slot, chunk * facts.hidden * numerics.storage_dtype.itemsize)
-    terms["slots"] = min(plan.num_slots, max(2, facts.num_blocks)) * slot
-    resident = resident_set(plan.resident_blocks, facts.num_blocks)
+    terms["slots"] = num_slots(facts, plan, num_head_chunks(facts, numerics, plan)) * slot
+    resident = spread_evenly(plan.resident_blocks, facts.num_blocks)
     if resident:
         terms["resident blocks"] = sum(k.block_bytes * len(resident & set(k.blocks)) for k in facts.kinds)
     return terms
 
 
-def _loss_bytes(
-    facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, together: int
-) -> int:
+def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, together: int) -> int:
     """One chunk of logits, and the state of every micro-batch that runs along the vocabulary at the same time."""
     positions = min(numerics.loss_chunk_positions, shape.positions)
     vocabulary = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
     chunk = positions * vocabulary * LOSS_BYTES_PER_LOGIT
     if numerics.storage_dtype != numerics.compute_dtype:
         chunk += vocabulary * facts.hidden * facts.compute_bytes
-    state = shape.positions * facts.hidden * (FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
-    return chunk + state * (together if plan.head == "host" else 1)
+    units = shape.positions * facts.hidden
+    state = units * (LOSS_FLOAT32_ROWS * FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
+    closing = units * LOSS_CLOSING_ROWS * FLOAT32_BYTES
+    return max(chunk, closing) + state * (together if plan.head == "host" else 1)
 
 
 def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:

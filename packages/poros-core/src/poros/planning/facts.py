@@ -63,6 +63,7 @@ class ModelFacts:
     largest_linear: int
     table_bytes: int
     compute_bytes: int
+    storage_bytes: int
 
     @property
     def store_bytes(self) -> int:
@@ -107,15 +108,14 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         ),
         table_bytes=int(config.vocab_size) * hidden * numerics.storage_dtype.itemsize,
         compute_bytes=numerics.compute_dtype.itemsize,
+        storage_bytes=numerics.storage_dtype.itemsize,
     )
 
 
 def _kind_facts(kind: BlockKind) -> KindFacts:
     linears = [linear for _, linear in base_linears(kind.prototype)]
     sizes = [linear.in_features * linear.out_features for linear in linears]
-    dequantized = [
-        size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize
-    ]
+    dequantized = [size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize]
     return KindFacts(
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,

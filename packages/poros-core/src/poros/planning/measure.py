@@ -21,8 +21,8 @@ CUDA_COPY_BYTES = 256 * 2**20
 CUDA_MATRIX = 8192
 CUDA_ROWS = 4096
 CPU_COPY_BYTES = 16 * 2**20
-CPU_MATRIX = 512
-CPU_ROWS = 256
+CPU_MATRIX = 256
+CPU_ROWS = 128
 REPEATS = 3
 TINY_KERNELS = 256
 # Of a format whose stored bytes already are the matrix, nothing is dequantized; a copy would take this.
@@ -30,6 +30,7 @@ BYTES_PER_COPIED_WEIGHT = 4
 TINY_ELEMENTS = 1024
 
 Work = Callable[[], object]
+Clock = Callable[[Work], float]
 
 
 def measure_rates(device: torch.device, compute_dtype: torch.dtype, kind: BlockKind) -> Rates:
@@ -45,40 +46,22 @@ def measure_rates(device: torch.device, compute_dtype: torch.dtype, kind: BlockK
     """
     cuda = device.type == "cuda"
     clock = functools.partial(_best_seconds, device)
-    size, rows = (CUDA_MATRIX, CUDA_ROWS) if cuda else (CPU_MATRIX, CPU_ROWS)
-    matrix = torch.zeros(size, size, dtype=compute_dtype, device=device)
-    inputs = torch.zeros(rows, size, dtype=compute_dtype, device=device)
-    output = torch.empty(rows, size, dtype=compute_dtype, device=device)
-    matmul = 2 * rows * size * size / clock(lambda: torch.mm(inputs, matrix, out=output))
-    del matrix, inputs, output
-    copy_bytes = CUDA_COPY_BYTES if cuda else CPU_COPY_BYTES
-    there = torch.zeros(copy_bytes, dtype=torch.uint8, device=device)
-    memory = 2 * copy_bytes / clock(lambda: there.bitwise_not_())
-    arena = HostArena([copy_bytes], pin=cuda)
-    try:
-        here = arena.region(0)
-        link = copy_bytes / clock(lambda: there.copy_(here, non_blocking=True))
-        back = copy_bytes / clock(lambda: here.copy_(there, non_blocking=True))
-        del here
-    finally:
-        arena.close()
-    del there
-    dequantized = _dequantized_per_second(clock, kind, device) or memory / BYTES_PER_COPIED_WEIGHT
+    link, back, memory = _copies(clock, device)
     launch, kernel = _launches(clock, device)
-    if cuda:
-        torch.cuda.empty_cache()
-    name = torch.cuda.get_device_name(device) if cuda else "this CPU"
-    return Rates(
-        origin=f"measured on {name}",
+    rates = Rates(
+        origin=f"measured on {torch.cuda.get_device_name(device) if cuda else 'this CPU'}",
         measured=True,
         link_bytes_per_second=link,
         return_bytes_per_second=back,
-        matmul_flops_per_second=matmul,
-        dequantized_weights_per_second=dequantized,
+        matmul_flops_per_second=_matmul(clock, device, compute_dtype),
+        dequantized_weights_per_second=_dequantized(clock, kind, device) or memory / BYTES_PER_COPIED_WEIGHT,
         memory_bytes_per_second=memory,
         kernel_seconds=kernel,
         launch_seconds=launch,
     )
+    if cuda:
+        torch.cuda.empty_cache()
+    return rates
 
 
 def _best_seconds(device: torch.device, work: Work) -> float:
@@ -95,10 +78,32 @@ def _best_seconds(device: torch.device, work: Work) -> float:
     return min(seconds[1:])
 
 
-def _dequantized_per_second(
-    clock: Callable[[Work], float], kind: BlockKind, device: torch.device
-) -> float:
-    """Time the dequantization of the block's largest matrix; zeros take as long as any bytes. 0.0 where none is needed."""
+def _matmul(clock: Clock, device: torch.device, dtype: torch.dtype) -> float:
+    size, rows = (CUDA_MATRIX, CUDA_ROWS) if device.type == "cuda" else (CPU_MATRIX, CPU_ROWS)
+    matrix = torch.zeros(size, size, dtype=dtype, device=device)
+    inputs = torch.zeros(rows, size, dtype=dtype, device=device)
+    output = torch.empty(rows, size, dtype=dtype, device=device)
+    return 2 * rows * size * size / clock(lambda: torch.mm(inputs, matrix, out=output))
+
+
+def _copies(clock: Clock, device: torch.device) -> tuple[float, float, float]:
+    """Return bytes per second to the device, back, and through its own memory."""
+    cuda = device.type == "cuda"
+    count = CUDA_COPY_BYTES if cuda else CPU_COPY_BYTES
+    there = torch.zeros(count, dtype=torch.uint8, device=device)
+    memory = 2 * count / clock(lambda: there.bitwise_not_())
+    arena = HostArena([count], pin=cuda)
+    try:
+        here = arena.region(0)
+        link = count / clock(lambda: there.copy_(here, non_blocking=True))
+        back = count / clock(lambda: here.copy_(there, non_blocking=True))
+    finally:
+        arena.close()
+    return link, back, memory
+
+
+def _dequantized(clock: Clock, kind: BlockKind, device: torch.device) -> float:
+    """Time the dequantization of the largest matrix, of zeros: any bytes take as long. 0.0 where none is needed."""
     linears = [(path, linear) for path, linear in base_linears(kind.prototype) if linear.needs_dequantize]
     if not linears:
         return 0.0
@@ -113,13 +118,11 @@ def _dequantized_per_second(
     }
     linear = copy.deepcopy(largest)
     linear.bind(views)
-    target = torch.empty(
-        linear.out_features, linear.in_features, dtype=linear.compute_dtype, device=device
-    )
+    target = torch.empty(linear.out_features, linear.in_features, dtype=linear.compute_dtype, device=device)
     return target.numel() / clock(lambda: linear.dequantize(out=target))
 
 
-def _launches(clock: Callable[[Work], float], device: torch.device) -> tuple[float, float]:
+def _launches(clock: Clock, device: torch.device) -> tuple[float, float]:
     """Return the seconds of one small operation launched by itself, and of one inside a graph."""
     tiny = torch.zeros(TINY_ELEMENTS, device=device)
 

@@ -137,8 +137,7 @@ def _refusal(search: Search, budget: Budget) -> BudgetError:
         smallest.memory.device,
         got=budget.device_bytes or 0,
         limit=budget.device_limit,
-        next_step="Give that much, or lower `micro_batch_size` or `max_length`; settings under `plan` that are not null "
-        "limit the choice",
+        next_step="Give that much, or lower `micro_batch_size` or `max_length`; settings under `plan` limit the choice",
     )
 
 

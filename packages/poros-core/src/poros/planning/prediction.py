@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from poros.blocks.placement import spread_evenly
+from poros.blocks.slots import STAGING_BUFFERS
 from poros.model import MetaModel
 from poros.planning.device_terms import PROCESS_TERMS, device_terms
 from poros.planning.facts import ModelFacts, model_facts
-from poros.planning.residents import resident_set
 from poros.planning.shape import StepShape
 from poros.settings import Numerics, Plan
 
 __all__ = ["Prediction", "StepShape", "predict", "predict_from_facts"]
 
 FLOAT32_BYTES = 4
-# Pinned buffers between pageable blocks and the copy engine (`poros.blocks.slots`).
-STAGING_BUFFERS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,18 +81,22 @@ def predict_from_facts(
 
 def _host_terms(facts: ModelFacts, plan: Plan, shape: StepShape) -> dict[str, int]:
     terms = {}
+    loading = facts.largest_linear * FLOAT32_BYTES
     if plan.residency == "streamed":
-        resident = resident_set(plan.resident_blocks, facts.num_blocks)
+        resident = spread_evenly(plan.resident_blocks, facts.num_blocks)
         staying = sum(kind.block_bytes * len(resident & set(kind.blocks)) for kind in facts.kinds)
         terms["block store"] = facts.store_bytes - staying
         terms["embedding"] = facts.table_bytes
+        terms["embedding rows"] = shape.step_positions * facts.hidden * facts.storage_bytes
         if plan.head == "host":
             terms["head"] = facts.table_bytes
+            if not facts.tied:
+                loading = max(loading, facts.table_bytes)
         if not plan.pin_host_memory:
             terms["staging"] = STAGING_BUFFERS * facts.largest_block_bytes
     if plan.activations == "host":
         together = shape.num_micro_batches if plan.order == "block-major" else 1
         row = shape.positions * facts.hidden * facts.compute_bytes * together
         terms["boundary activations"] = facts.num_blocks * row
-    terms["one matrix while loading"] = facts.largest_linear * FLOAT32_BYTES
+    terms["one matrix while loading"] = loading
     return terms

@@ -1,12 +1,13 @@
 """The space of plans, the fastest one that fits and the smallest one that is fast enough.
 
 The space is small and walked whole: a larger budget only adds plans, so more memory is never predicted to be slower.
-The one long axis, how many blocks stay resident, is bisected: every further resident block takes memory and saves copies.
+The one long axis, how many blocks stay resident, is bisected: each further one takes memory and saves copies.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ from poros.settings import ACCUMULATION_ORDERS, PLACES, Numerics, Plan
 __all__ = ["Candidate", "Search"]
 
 MAX_SLOTS = 6
-# Predictions are not finer than this: two plans this close are equally fast, and the smaller one is taken.
-RESOLUTION_SECONDS = 1e-6
+# Predictions are not finer than this share: two plans this close are equally fast, and the smaller one is taken.
+RESOLUTION = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Candidate:
 
     @property
     def ticks(self) -> int:
-        """The step time in units of the resolution."""
-        return round(self.time.seconds / RESOLUTION_SECONDS)
+        """The step time on a scale whose marks are one resolution apart."""
+        return _ticks(self.time.seconds)
 
 
 class Search:
@@ -72,7 +73,9 @@ class Search:
         """Yield every combination of choices with the fewest resident blocks."""
         pinned = self._pinned
         needs = self._facts.needs_dequantize
-        workspaces = [True] if needs and self._numerics.blocks == "compiled" else [False, True] if needs else [False]
+        workspaces = (
+            [True] if needs and self._numerics.blocks == "compiled" else [False, True] if needs else [False]
+        )
         if pinned.get("workspace") is False and workspaces == [True]:
             raise ConfigError(
                 explain(
@@ -99,7 +102,9 @@ class Search:
     def price(self, plan: Plan) -> Candidate:
         """Predict one plan."""
         memory = self._memory(plan)
-        time = predict_step_time(self._facts, self._rates, self._numerics, plan, self._shape, self._device_type)
+        time = predict_step_time(
+            self._facts, self._rates, self._numerics, plan, self._shape, self._device_type
+        )
         return Candidate(plan, memory, time)
 
     def fastest(self, device_bytes: int | None, host_bytes: int | None) -> Candidate | None:
@@ -126,7 +131,7 @@ class Search:
             if within_seconds is not None and found.time.seconds > within_seconds:
                 if self.price(_with(base, counts[-1])).time.seconds > within_seconds:
                     continue
-                found = self._least_resident(base, counts, int(within_seconds / RESOLUTION_SECONDS))
+                found = self._least_resident(base, counts, _ticks(within_seconds) - 1)
             if best is None or _size(found) < _size(best):
                 best = found
         return best
@@ -181,12 +186,16 @@ class Search:
         return counts[first:last]
 
     def _least_resident(self, base: Plan, counts: range, ticks: int) -> Candidate:
-        """Return the plan with the fewest resident blocks that takes no more than ``ticks``, which the last one does."""
+        """Return the plan with the fewest resident blocks within ``ticks``, which the last count is."""
 
         def fast_enough(count: int) -> bool:
             return self.price(_with(base, count)).ticks <= ticks
 
         return self.price(_with(base, counts[bisect_left(counts[:-1], True, key=fast_enough)]))
+
+
+def _ticks(seconds: float) -> int:
+    return math.floor(math.log(seconds) / math.log1p(RESOLUTION))
 
 
 def _with(base: Plan, resident_blocks: int) -> Plan:

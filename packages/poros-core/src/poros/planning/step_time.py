@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from poros.blocks.placement import spread_evenly
+from poros.planning.device_terms import num_head_chunks, num_slots
 from poros.planning.facts import ModelFacts
 from poros.planning.rates import Rates
-from poros.planning.residents import resident_set
 from poros.planning.shape import StepShape
 from poros.planning.timeline import Durations, play, steady_schedule
-from poros.planning.visit_cost import loss_seconds, optimizer_seconds, visit_cost
+from poros.planning.visit_cost import VisitCost, loss_seconds, optimizer_seconds, visit_cost
 from poros.settings import Numerics, Plan
 
 __all__ = ["StepTime", "predict_step_time"]
@@ -54,8 +55,8 @@ def predict_step_time(
     together = shape.num_micro_batches if plan.order == "block-major" else 1
     passes = shape.num_micro_batches // together
     streamed = plan.residency == "streamed"
-    resident = resident_set(plan.resident_blocks if streamed else facts.num_blocks, facts.num_blocks)
-    costs = {}
+    resident = spread_evenly(plan.resident_blocks if streamed else facts.num_blocks, facts.num_blocks)
+    costs: dict[int, tuple[VisitCost, int]] = {}
     for kind in facts.kinds:
         cost = visit_cost(
             kind,
@@ -70,24 +71,30 @@ def predict_step_time(
     blocks = range(facts.num_blocks)
     row_bytes = shape.positions * facts.hidden * facts.compute_bytes * together
     host_rows = plan.activations == "host"
+    chunks = num_head_chunks(facts, numerics, plan)
+    head = loss_seconds(facts, rates, shape.positions * together)
+    link = rates.link_bytes_per_second
     durations = Durations(
-        copy=[costs[block][1] / rates.link_bytes_per_second for block in blocks],
+        copy=[
+            *(costs[block][1] / link for block in blocks),
+            *(facts.table_bytes / chunks / link for _ in range(chunks)),
+        ],
         forward=[costs[block][0].forward_seconds for block in blocks],
         backward=[costs[block][0].backward_seconds for block in blocks],
-        loss=loss_seconds(facts, rates, shape.positions * together),
-        head_copy=facts.table_bytes / rates.link_bytes_per_second if plan.head == "host" and streamed else 0.0,
+        loss=0.0 if chunks else head,
+        head=head / chunks if chunks else 0.0,
         row_out=row_bytes / rates.return_bytes_per_second if host_rows else 0.0,
-        row_in=row_bytes / rates.link_bytes_per_second if host_rows else 0.0,
+        row_in=row_bytes / link if host_rows else 0.0,
     )
-    num_slots = min(plan.num_slots, max(2, facts.num_blocks)) if streamed else 0
-    schedule = steady_schedule(facts.num_blocks, resident, num_slots, facts.lowest_adapted)
+    slots = num_slots(facts, plan, chunks)
+    schedule = steady_schedule(facts.num_blocks, resident, slots, facts.lowest_adapted, chunks)
     played = play(schedule, durations)
     after = optimizer_seconds(facts, rates)
-    link = passes * played.link_seconds
+    link_seconds = passes * played.link_seconds
     return StepTime(
         seconds=passes * played.seconds + after,
         compute_seconds=passes * played.compute_seconds + after,
-        link_seconds=link,
-        h2d_bytes=round(link * rates.link_bytes_per_second),
+        link_seconds=link_seconds,
+        h2d_bytes=round(link_seconds * link),
         tokens=shape.step_positions,
     )

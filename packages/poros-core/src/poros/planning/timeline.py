@@ -10,13 +10,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from poros.engine.offload import NUM_RING_ROWS
 from poros.engine.schedule import Loss, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 
 __all__ = ["Durations", "Played", "play", "steady_schedule"]
 
-# Rows of boundary activations on the device where they live on the host (`poros.engine.offload`).
-RING_ROWS = 4
-ROWS_AHEAD = RING_ROWS - 1
+# How many visits before its own a row of boundary activations is called back.
+ROWS_AHEAD = NUM_RING_ROWS - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Durations:
     """Seconds of everything a pass does.
 
     Attributes:
-        copy: per block, from host to device.
+        copy: per block, and per streamed vocabulary chunk behind them, from host to device.
         forward, backward: per block, its visits.
-        loss: head and loss of the pass.
-        head_copy: the head's chunks from host to device; 0 where the head is resident.
+        head: the visit of one streamed vocabulary chunk.
+        loss: head and loss of the pass, or what is left of it where the head is streamed.
         row_out, row_in: one boundary's hidden states to host memory and back; 0 where they stay on the device.
     """
 
@@ -35,7 +35,7 @@ class Durations:
     forward: Sequence[float]
     backward: Sequence[float]
     loss: float
-    head_copy: float = 0.0
+    head: float = 0.0
     row_out: float = 0.0
     row_in: float = 0.0
 
@@ -51,7 +51,7 @@ class Played:
 
 @functools.lru_cache(maxsize=4096)
 def steady_schedule(
-    num_blocks: int, resident: frozenset[int], num_slots: int, lowest_backward: int
+    num_blocks: int, resident: frozenset[int], num_slots: int, lowest_backward: int, num_head_chunks: int
 ) -> Schedule:
     """Return the schedule of a pass whose slots hold what the pass before left there."""
 
@@ -64,6 +64,7 @@ def steady_schedule(
                 num_micro_batches=1,
                 order="block-major",
                 lowest_backward=lowest_backward,
+                num_head_chunks=num_head_chunks,
             )
         )
 
@@ -85,24 +86,27 @@ def play(schedule: Schedule, durations: Durations) -> Played:
         elif isinstance(op, Release):
             released[op.slot] = compute
         elif isinstance(op, Loss):
-            # The chunks go through slots: they begin once the last visit has begun, and the loss ends after them.
-            link = max(link, begun[-1]) + durations.head_copy
-            busy_link += durations.head_copy
-            compute = max(compute + durations.loss, link if durations.head_copy else 0.0)
+            compute += durations.loss
             busy_compute += durations.loss
         elif isinstance(op, Visit):
             start = compute if op.slot is None else max(compute, filled.get(op.slot, 0.0))
-            forward = op.direction == "forward"
-            if durations.row_out and forward and len(outs) >= RING_ROWS:
-                start = max(start, outs[-RING_ROWS])
-            if durations.row_in and not forward:
+            forward, backward = op.direction == "forward", op.direction == "backward"
+            if durations.row_out and forward and len(outs) >= NUM_RING_ROWS:
+                start = max(start, outs[-NUM_RING_ROWS])
+            if durations.row_in and backward:
                 # A lane of their own, a few visits ahead, that takes its share of the link from the blocks.
                 back = max(back, begun[max(0, len(begun) - ROWS_AHEAD)]) + durations.row_in
                 link += durations.row_in
                 busy_link += durations.row_in
                 start = max(start, back)
             begun.append(start)
-            spent = durations.forward[op.block] if forward else durations.backward[op.block]
+            spent = (
+                durations.forward[op.block]
+                if forward
+                else durations.backward[op.block]
+                if backward
+                else durations.head
+            )
             compute = start + spent
             busy_compute += spent
             if durations.row_out and forward:

@@ -64,7 +64,10 @@ def resolve_budget(
     free_host, host_limit = available_host_bytes()
     host = free_host
     if host_bytes is not None:
-        host, host_limit = min(host_bytes, free_host), "the `ram` budget" if host_bytes <= free_host else host_limit
+        host, host_limit = (
+            min(host_bytes, free_host),
+            "the `ram` budget" if host_bytes <= free_host else host_limit,
+        )
         if host < host_bytes:
             notes.append(_clamped("ram", host_bytes, host, host_limit))
     allowed, limit = device_bytes, "the `vram` budget"

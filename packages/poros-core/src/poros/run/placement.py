@@ -6,8 +6,11 @@ import torch
 
 from poros.blocks.kinds import BlockKind
 from poros.blocks.layout import BlockLayout
-from poros.planning import PlannedRun, PlanRequest, Rates, StepShape, make_plan
 from poros.planning.measure import measure_rates
+from poros.planning.planner import PlannedRun, make_plan
+from poros.planning.rates import Rates
+from poros.planning.request import PlanRequest
+from poros.planning.shape import StepShape
 from poros.run.memory import resolve_budget
 from poros.run.opening import OpenModel
 from poros.run.settings import RunSettings

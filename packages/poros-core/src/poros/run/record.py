@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from poros.planning import PlannedRun
+from poros.planning.planner import PlannedRun
 from poros.run.device import describe_device
 from poros.run.fingerprint import flatten
 

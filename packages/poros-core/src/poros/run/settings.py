@@ -50,7 +50,13 @@ class RunSettings:
     warm_up: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("save_every", "eval_every", "keep_checkpoints", "device_budget_bytes", "host_budget_bytes"):
+        for name in (
+            "save_every",
+            "eval_every",
+            "keep_checkpoints",
+            "device_budget_bytes",
+            "host_budget_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(explain(f"Bad setting `{name}`", expected="a positive integer", got=value))

@@ -62,7 +62,7 @@ def largest_micro_batches(steps: StepSource) -> tuple[MicroBatch, ...]:
     Of a very long run the first steps are looked at.
     """
     looked_at = [steps.step(index) for index in range(min(steps.num_steps, MAX_STEPS_LOOKED_AT))]
-    largest = list(max(looked_at, key=num_positions))
+    largest = list(max(looked_at, key=lambda step: sum(map(_positions, step))))
     widest = max((batch for step in looked_at for batch in step), key=_positions)
     place = max(range(len(largest)), key=lambda index: _positions(largest[index]))
     if _positions(widest) > _positions(largest[place]):

@@ -374,6 +374,7 @@ class Trainer:
                 "status": model.verdict.status,
                 "registered_by": model.verdict.distribution,
             },
+            "num_blocks": len(model.meta.blocks),
             "device": describe_device(self.device),
             "fingerprint": self.fingerprint,
             **planned_record(self.planned),
@@ -423,7 +424,8 @@ class Trainer:
         shape = shape_of(self._largest)
         rows = [row for batch in self._largest for row in getattr(batch, "row_ids", ())]
         named = f", rows {rows}" if rows else ""
-        return f"{shape.num_micro_batches} micro-batches of up to {shape.micro_batch_size} x {shape.tokens} tokens{named}"
+        size = f"{shape.micro_batch_size} x {shape.tokens}"
+        return f"{shape.num_micro_batches} micro-batches of up to {size} tokens{named}"
 
     def _tell(self, method: str, *arguments: Any) -> None:
         for reporter in self.reporters:
