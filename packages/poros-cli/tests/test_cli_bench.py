@@ -78,7 +78,7 @@ def test_what_the_measuring_process_refuses_is_the_users_error(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--vram", "6"), "expected a size such as"),
+        (("--vram", "6"), "expected a size: 8GB"),
         (("--quantization", "nf5"), "`nf4`"),
     ],
 )

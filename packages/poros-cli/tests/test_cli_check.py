@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from poros_cli import main as cli
 from poros_cli import model_check
@@ -98,3 +99,59 @@ def test_of_a_hub_model_only_the_config_is_fetched(
 )
 def test_block_numbers_are_shown_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for assumed rates, whatever this machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_a_budget_is_planned_for_and_the_plan_explained(
+    saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(saved_model / "config.json", tmp_path)
+    arguments = ["check", str(tmp_path), "--vram", "2GB", "--seq-len", "256", "--micro-batches", "4"]
+    assert cli.run(arguments) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "Plan for 4 x 1 x 256 tokens a step",
+        "2.00 GB (the `vram` budget)",
+        "predicted step",
+        "binding resource",
+        "one more GB buys",
+        "best micro-batch size",
+        "ASSUMED: what was measured on one H200",
+    ):
+        assert text in out
+    assert cli.run([*arguments, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["max_length"] == 256
+    assert facts["predicted"]["planned"]["device_bytes"] <= 2 * 10**9
+    assert facts["predicted_step"]["seconds"] > 0
+    assert set(facts["one_more_gb"]) == {"device_bytes", "step_seconds", "saved_seconds"}
+    assert facts["recommended"]["micro_batch_size"] * facts["recommended"]["micro_batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--vram", "100MB"), "device memory for the smallest plan: expected at least `--vram "),
+        (
+            ("--vram", "2GB", "--ram", "1MB", "--seq-len", "8192"),
+            "host memory for the smallest plan: expected at least `--ram ",
+        ),
+        (("--vram", "8"), "`vram`: expected a size: 8GB"),
+        (("--ram", "plenty"), "`ram`: expected a size: 8GB"),
+    ],
+)
+def test_a_budget_that_cannot_work_is_refused(
+    saved_model: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert cli.run(["check", str(saved_model), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pinned_slots_are_planned_with(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", str(saved_model), "--slots", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["num_slots"] == 5

@@ -32,7 +32,10 @@ def test_flags_alone_train_and_summarize(
     assert train(model, rows, tmp_path / "out", "--max-steps", "3", "--eval-data", str(rows)) == 0
     shown = capsys.readouterr().out
     assert "qwen2 (validated, from poros-arch-qwen), 2 blocks, nf4" in shown
+    assert "Plan: 2 slots, 0 of 2 blocks resident" in shown
+    assert "Predicted for the largest step: " in shown
     assert "step 3/3  loss" in shown
+    assert "Largest steps predicted " in shown
     assert "held-out loss" in shown
     assert "supervised of" in shown
     assert f"Adapter: {tmp_path / 'out' / 'adapter'} (28 tensors of 14 modules" in shown

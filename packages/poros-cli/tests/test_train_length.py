@@ -41,7 +41,7 @@ def test_a_budget_that_is_too_small_names_the_largest_term(
     assert run(["train", *arguments, "--device", "cpu", "--vram", "20KB"]) == 2
     err = capsys.readouterr().err
     assert "Not enough device memory for the smallest plan: expected at least `--vram " in err
-    assert ", mostly " in err
+    assert "(the `vram` budget; predicted: " in err
 
 
 def test_a_cached_store_gives_the_same_adapter(saved_model: Path, rows: Path, tmp_path: Path) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from transformers import Qwen2Config
 
 import poros
+from poros.planning.device_terms import CONTEXT_BYTES
 from poros.planning.prediction import Prediction, predict
 from poros.planning.shape import StepShape
 from poros.run import describe_model
-from poros.run.memory import available_host_bytes
+from poros.run.memory import available_host_bytes, context_bytes, resolve_budget
+from poros.run.totals import largest_micro_batches, shape_of
 
 SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
 
@@ -128,3 +131,41 @@ def test_attention_scores_are_kept_where_flash_attention_is_missing() -> None:
         for kind in ("cpu", "cuda")
     ]
     assert peaks[0] - peaks[1] > config.num_attention_heads * 8192**2 * 4
+
+
+def test_a_budget_above_what_is_free_is_cut_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poros.run.memory.available_host_bytes", lambda: (5 * 10**9, "free memory of a test"))
+    budget, notes = resolve_budget(torch.device("cpu"), device_bytes=None, host_bytes=24 * 10**9)
+    assert budget.host_bytes == 5 * 10**9
+    assert notes == ("`ram` is 24.00 GB, more than there is: planned with 5.00 GB (free memory of a test).",)
+
+
+@pytest.mark.parametrize(("asked", "cut"), [(24 * 10**9, True), (8 * 10**9, False), (None, False)])
+def test_a_device_budget_is_cut_to_what_is_free(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, cut: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 10**9, 16 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a test card")
+    budget, notes = resolve_budget(torch.device("cuda", 0), device_bytes=asked, host_bytes=None)
+    free = 11 * 10**9 + CONTEXT_BYTES
+    assert budget.device_bytes == (asked if asked and not cut else free)
+    assert budget.frugal is (asked is None)
+    assert len(notes) == cut
+    assert not cut or "a test card" in notes[0]
+
+
+def test_memory_of_other_processes_is_not_taken_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**9)
+    for used, expected in ((700 * 10**6, 700 * 10**6), (30 * 10**9, CONTEXT_BYTES)):
+        free = (64 * 10**9 - 10**9 - used, 64 * 10**9)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: free)
+        assert context_bytes(torch.device("cuda", 0)) == expected
+
+
+def test_the_largest_micro_batches_hold_the_longest_row_of_any_step(make_steps: type) -> None:
+    steps = make_steps()
+    largest = largest_micro_batches(steps)
+    everything = [batch for index in range(steps.num_steps) for batch in steps.step(index)]
+    assert shape_of(largest).tokens == max(batch.input_ids.shape[1] for batch in everything)
+    assert len(largest) == max(len(steps.step(index)) for index in range(steps.num_steps))

@@ -25,7 +25,7 @@ from poros.errors import (
     UserError,
 )
 from poros.interfaces import MicroBatch
-from poros.run import StepEvent
+from poros.run import StepEvent, WarmUpEvent
 from poros.run.guards import check_first_gradients
 
 Make = Callable[..., poros.Trainer]
@@ -99,6 +99,59 @@ def test_the_store_is_the_same_before_and_after(make_trainer: Make, make_steps: 
         before = checksum(trainer.load().model.store)
         trainer.run()
         assert checksum(trainer.engine.model.store) == before
+
+
+def test_a_warm_up_changes_no_bit_and_is_told(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:
+    told: list[WarmUpEvent] = []
+
+    class Listener(poros.Reporter):
+        def on_warm_up(self, event: WarmUpEvent) -> None:
+            told.append(event)
+
+    steps = make_steps(epochs=1)
+    for name, warm_up in (("cold", False), ("warm", True)):
+        with make_trainer(tmp_path / name, steps=steps, warm_up=warm_up, reporters=(Listener(),)) as trainer:
+            trainer.run()
+    (event,) = told
+    assert event.longest == max(batch.input_ids.shape[1] for index in range(6) for batch in steps.step(index))
+    assert lines(tmp_path / "cold")[0]["h2d_bytes"] >= lines(tmp_path / "warm")[0]["h2d_bytes"]
+    assert [a["loss"] for a in lines(tmp_path / "cold")] == [b["loss"] for b in lines(tmp_path / "warm")]
+    cold, warm = weights(tmp_path / "cold"), weights(tmp_path / "warm")
+    assert all(torch.equal(cold[name], warm[name]) for name in cold)
+
+
+def test_a_resumed_run_warms_up_without_changing_a_bit(
+    make_trainer: Make, make_steps: Any, tmp_path: Path
+) -> None:
+    steps = make_steps(epochs=1)
+    with make_trainer(tmp_path / "whole", steps=steps) as trainer:
+        trainer.run()
+    reporter = OnStep(lambda event: trainer.request_stop() if event.step == 2 else None)
+    with make_trainer(tmp_path / "split", steps=steps, reporters=(reporter,)) as trainer:
+        trainer.run()
+    with make_trainer(tmp_path / "split", steps=steps, resume=True, warm_up=True) as trainer:
+        trainer.run()
+    whole, split = weights(tmp_path / "whole"), weights(tmp_path / "split")
+    assert all(torch.equal(whole[name], split[name]) for name in whole)
+
+
+def test_the_record_holds_what_was_predicted_and_what_was_measured(
+    make_trainer: Make, make_steps: Any, tmp_path: Path
+) -> None:
+    with make_trainer(tmp_path, steps=make_steps(epochs=1)) as trainer:
+        result = trainer.run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["binding"] in ("compute", "link", "device memory", "host memory")
+    assert record["predicted_step"]["seconds"] == record["result"]["predicted_step_seconds"] > 0
+    assert sum(record["predicted_device_bytes"].values()) == record["result"]["predicted_device_bytes"]
+    assert record["rates"]["measured"] is True
+    assert record["result"]["step_seconds"] == result.step_seconds > 0
+    assert record["plan"] == {f: getattr(trainer.planned.plan, f) for f in record["plan"]}
+
+
+def test_a_plan_that_is_given_is_taken_as_it_is(make_trainer: Make, tmp_path: Path) -> None:
+    plan = poros.Plan(num_slots=4, order="micro-batch-major", workspace=True)
+    assert make_trainer(tmp_path, plan=plan).planned.plan == plan
 
 
 def test_evaluation_between_steps_changes_no_bit(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:
@@ -275,7 +328,7 @@ def test_too_little_host_memory_is_refused_with_the_largest_term(
     monkeypatch.setattr("poros.run.memory.available_host_bytes", lambda: (1000, "limit of a test"))
     with pytest.raises(
         BudgetError,
-        match=r"host memory .*expected at least `--ram 0\.\d+GB`, got 1000 B \(limit of a test; predicted: .*adapters",
+        match=r"host memory .*expected at least `--ram 0\.\d+GB`, got 1 KB \(limit of a test; predicted: .*adapters",
     ):
         make_trainer(tmp_path)
 

@@ -29,7 +29,9 @@ def test_a_size_is_read(text: str, expected: int) -> None:
     "text", ["8", "GiB", "6 potatoes", "-1GB", "", "0GB", "8G", "8,5GB", "1e10", "8 GB of it", "0", "½GB"]
 )
 def test_anything_else_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"`ram`: expected a size: 8GB \(8e9 bytes\), 8GiB, 8000MB, or plain bytes"):
+    with pytest.raises(
+        ConfigError, match=r"`ram`: expected a size: 8GB \(8e9 bytes\), 8GiB, 8000MB, or plain bytes"
+    ):
         parse_size(text, "ram")
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from poros.bench import BenchSpec, run_spec, with_floor
 from poros.errors import UserError
-from poros.run.memory import format_bytes
+from poros.units import format_bytes
 
 __all__ = ["measure_both", "show_bench"]
 

@@ -69,8 +69,8 @@ def bench(
     from poros.bench import BenchSpec
     from poros.checkpoint import load_config, resolve_model
     from poros.run import describe_model
+    from poros.units import parse_size
     from poros_cli.bench_table import measure_both, show_bench
-    from poros_cli.config import parse_size
 
     folder = resolve_model(model, config_only=True)
     # Whatever is wrong with the model or the format is said here, not by a process that was started for it.
@@ -86,7 +86,7 @@ def bench(
         tokens=seq_len,
         device=device,
         steps=steps,
-        memory_limit_bytes=None if vram is None else parse_size(vram),
+        memory_limit_bytes=None if vram is None else parse_size(vram, "vram"),
     )
     facts = measure_both(spec, resident=not no_resident)
     if as_json:

@@ -61,9 +61,7 @@ class LossHead:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, V) logits of (P, D) hidden states. For a few positions: the result is not chunked."""
         normed = self.norm(hidden).to(self.compute_dtype)
-        return torch.cat(
-            [self.chunk_logits(normed, chunk.to(hidden.device)) for chunk in self.chunks], dim=-1
-        )
+        return torch.cat([self.chunk_logits(normed, chunk.to(hidden.device)) for chunk in self.chunks], dim=-1)
 
     def chunk_logits(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, C) logits of (P, D) normed hidden states against (C, D) head rows."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.attention import SDPBackend
 
+from poros.blocks.layout import align
 from poros.blocks.placement import spread_evenly
 from poros.engine.offload import NUM_RING_ROWS
 from poros.planning.facts import ModelFacts
@@ -20,7 +21,7 @@ __all__ = [
     "CONTEXT_BYTES",
     "PROCESS_TERMS",
     "device_terms",
-    "num_head_chunks",
+    "head_chunk_bytes",
     "num_slots",
     "num_templates",
 ]
@@ -108,11 +109,14 @@ def num_templates(facts: ModelFacts, plan: Plan) -> int:
     return (num_slots(facts, plan) * len(facts.kinds) if resident < facts.num_blocks else 0) + resident
 
 
-def num_head_chunks(facts: ModelFacts, numerics: Numerics, plan: Plan) -> int:
-    """Return how many vocabulary chunks are streamed."""
+def head_chunk_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan) -> tuple[int, ...]:
+    """Return the stored bytes of every streamed vocabulary chunk; none where the head is resident."""
     if plan.residency == "resident" or plan.head == "device":
-        return 0
-    return -(-facts.vocabulary // numerics.loss_chunk_vocabulary)
+        return ()
+    size = numerics.loss_chunk_vocabulary
+    starts = range(0, facts.vocabulary, size)
+    row = facts.hidden * facts.storage_bytes
+    return tuple(align(min(size, facts.vocabulary - start) * row) for start in starts)
 
 
 def num_slots(facts: ModelFacts, plan: Plan, head_chunks: int = 0) -> int:
@@ -129,14 +133,13 @@ def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int
         if not facts.tied:
             terms["embedding"] = facts.table_bytes
         return terms
-    slot = facts.largest_block_bytes
+    slot, chunks = facts.largest_block_bytes, head_chunk_bytes(facts, numerics, plan)
     terms = {}
     if plan.head == "device":
         terms["head"] = facts.table_bytes
     else:
-        chunk = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
-        slot = max(slot, chunk * facts.hidden * numerics.storage_dtype.itemsize)
-    terms["slots"] = num_slots(facts, plan, num_head_chunks(facts, numerics, plan)) * slot
+        slot = max(slot, *chunks)
+    terms["slots"] = num_slots(facts, plan, len(chunks)) * slot
     resident = spread_evenly(plan.resident_blocks, facts.num_blocks)
     if resident:
         terms["resident blocks"] = sum(k.block_bytes * len(resident & set(k.blocks)) for k in facts.kinds)

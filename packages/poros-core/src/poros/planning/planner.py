@@ -110,10 +110,10 @@ def _binding(search: Search, chosen: Candidate, budget: Budget) -> str:
         num_slots=chosen.plan.num_slots,
         resident_blocks=chosen.plan.resident_blocks,
     )
-    if much_faster(alike.fastest(None, budget.host_bytes)):
-        return "device memory"
-    if much_faster(alike.fastest(None, None)):
+    if much_faster(alike.fastest(budget.device_bytes, None)):
         return "host memory"
+    if much_faster(alike.fastest(None, None)):
+        return "device memory"
     return "link" if chosen.time.exposed_seconds > BINDING_TOLERANCE * chosen.time.seconds else "compute"
 
 

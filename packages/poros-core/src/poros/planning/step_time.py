@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poros.blocks.placement import spread_evenly
-from poros.planning.device_terms import num_head_chunks, num_slots
+from poros.planning.device_terms import head_chunk_bytes, num_slots
 from poros.planning.facts import ModelFacts
 from poros.planning.rates import Rates
 from poros.planning.shape import StepShape
@@ -71,23 +71,23 @@ def predict_step_time(
     blocks = range(facts.num_blocks)
     row_bytes = shape.positions * facts.hidden * facts.compute_bytes * together
     host_rows = plan.activations == "host"
-    chunks = num_head_chunks(facts, numerics, plan)
+    chunks = head_chunk_bytes(facts, numerics, plan)
     head = loss_seconds(facts, rates, shape.positions * together)
     link = rates.link_bytes_per_second
     durations = Durations(
         copy=[
             *(costs[block][1] / link for block in blocks),
-            *(facts.table_bytes / chunks / link for _ in range(chunks)),
+            *(count / link for count in chunks),
         ],
         forward=[costs[block][0].forward_seconds for block in blocks],
         backward=[costs[block][0].backward_seconds for block in blocks],
         loss=0.0 if chunks else head,
-        head=head / chunks if chunks else 0.0,
+        head=head / len(chunks) if chunks else 0.0,
         row_out=row_bytes / rates.return_bytes_per_second if host_rows else 0.0,
         row_in=row_bytes / link if host_rows else 0.0,
     )
-    slots = num_slots(facts, plan, chunks)
-    schedule = steady_schedule(facts.num_blocks, resident, slots, facts.lowest_adapted, chunks)
+    slots = num_slots(facts, plan, len(chunks))
+    schedule = steady_schedule(facts.num_blocks, resident, slots, facts.lowest_adapted, len(chunks))
     played = play(schedule, durations)
     after = optimizer_seconds(facts, rates)
     link_seconds = passes * played.link_seconds
