@@ -69,11 +69,23 @@ def make_signature(shapes: Sequence[tuple[str, tuple[int, int], tuple[int, int]]
 
 
 class StaticRegion:
-    """The fixed device addresses that templates see: one row of weights and one of gradients per group."""
+    """The fixed device addresses that templates see: one row of weights and one of gradients per group.
 
-    def __init__(self, signatures: Sequence[AdapterSignature], device: torch.device) -> None:
+    Args:
+        signatures: of every block kind.
+        device: where the rows lie.
+        weight_dtype: weights are cast once when they are loaded, not at every product. Autocast would give the same
+            bits: the cast's own gradient is a widening, which adding to a float32 gradient does as well.
+    """
+
+    def __init__(
+        self,
+        signatures: Sequence[AdapterSignature],
+        device: torch.device,
+        weight_dtype: torch.dtype = torch.float32,
+    ) -> None:
         sizes = {g: max((s.row_size(g) for s in signatures), default=0) for g in GROUPS}
-        self.weights = {g: torch.zeros(size, device=device) for g, size in sizes.items()}
+        self.weights = {g: torch.zeros(size, device=device, dtype=weight_dtype) for g, size in sizes.items()}
         self.gradients = {g: torch.zeros(size, device=device) for g, size in sizes.items()}
 
     def weight(self, tensor: AdapterTensor) -> torch.Tensor:

@@ -85,7 +85,9 @@ class Engine:
         num_slots = min(plan.num_slots, max(2, len(model.store.layouts)))
         self.slots: Slots | None = make_slots(model.store, num_slots, self.device) if streamed else None
         self._kind_of = {block: kind for kind in model.kinds for block in kind.blocks}
-        self._region = StaticRegion([kind.adapter for kind in model.kinds], self.device)
+        self._region = StaticRegion(
+            [kind.adapter for kind in model.kinds], self.device, model.numerics.compute_dtype
+        )
         self._templates: dict[tuple[int, int | None, int | None], BlockTemplate] = {}
         self._workspaces: dict[int, dict[str, torch.Tensor]] = {}
         self._compiled: dict[int, CompiledBlock] = {}
@@ -223,7 +225,8 @@ class Engine:
         template = self._template(visit.block, visit.slot, state.training)
         self._activations.enter(visit.block, visit.direction)
         self.model.bank.load_weights(visit.block, self._region)
-        self._kernels(template, "dequantize", None, template.materialize)()
+        if template.has_workspace:
+            self._kernels(template, "dequantize", None, template.materialize)()
         if visit.direction == "forward":
             for micro_batch in visit.micro_batches:
                 self._forward(template, visit.block, micro_batch, state)

@@ -108,6 +108,11 @@ class BlockTemplate:
         if self._compiled is not None:
             self._compiled.set_training(training)
 
+    @property
+    def has_workspace(self) -> bool:
+        """Whether `materialize` has anything to do."""
+        return any(linear.workspace is not None for _, linear in self._linears)
+
     def materialize(self) -> None:
         """Dequantize once for the whole visit where a workspace is bound."""
         for _, linear in self._linears:
