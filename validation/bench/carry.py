@@ -2,8 +2,8 @@
 
     uv run python validation/bench/carry.py --output .whl --peers
 
-Wheels are repacked without what the measured code never touches: `bitsandbytes` keeps the libraries of one CUDA version,
-Unsloth leaves its studio behind. Everything that torch and Transformers bring along is expected to be there.
+Wheels are repacked without what the measured code never touches: `bitsandbytes` keeps the libraries of one CUDA
+version, Unsloth leaves its studio behind. Everything that torch and Transformers bring along is expected to be there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ PEER_NEEDS = (
     "mdurl==0.1.2",
     "pygments==2.21.0",
 )
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
+PLATFORMS = (
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_24",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux1",
+)
 
 
 def wanted(cuda: str) -> dict[str, Callable[[str], bool]]:
@@ -53,7 +60,19 @@ def download(needs: tuple[str, ...], folder: Path, python: str) -> None:
     platforms = [part for name in PLATFORMS for part in ("--platform", f"{name}_x86_64")]
     subprocess.run(
         [
-            *("uv", "run", "--no-project", "--quiet", "--with", "pip", "python", "-m", "pip", "download", "-q"),
+            *(
+                "uv",
+                "run",
+                "--no-project",
+                "--quiet",
+                "--with",
+                "pip",
+                "python",
+                "-m",
+                "pip",
+                "download",
+                "-q",
+            ),
             *("--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python),
             *platforms,
             *("-d", str(folder), *needs),
@@ -77,7 +96,9 @@ def repack(wheel: Path, target: Path, keep: Callable[[str], bool]) -> None:
 
 def main() -> int:
     """Download, repack, build Poros's own wheels, say how much it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--peers", action="store_true", help="Unsloth and Soup too")
     parser.add_argument("--cuda", default="130", help="whose bitsandbytes library is kept (default: 130)")

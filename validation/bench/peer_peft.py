@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import bitsandbytes as bnb
 import torch
 from peer_common import LEARNING_RATE, TARGETS, Peer, measure_peer, random_tensor
-from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from poros.bench import serve
 
 
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
     """Return the quantized model with adapters on every linear layer."""
+    from peft import LoraConfig, get_peft_model
+
     config._attn_implementation = "sdpa"
     config.use_cache = False
     model = quantized_model(config, device)
@@ -44,6 +43,8 @@ def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
 
 def quantized_model(config: Any, device: torch.device) -> nn.Module:
     """Build the model with random weights, every linear layer of its blocks in NF4."""
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for name, module in list(model.named_modules()):
@@ -61,6 +62,8 @@ def quantized_model(config: Any, device: torch.device) -> nn.Module:
 
 
 def _quantized_linear(linear: nn.Linear, device: torch.device) -> nn.Module:
+    import bitsandbytes as bnb
+
     quantized = bnb.nn.Linear4bit(
         linear.in_features,
         linear.out_features,

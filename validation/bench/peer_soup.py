@@ -1,8 +1,8 @@
 """The streamed peer: Soup's `stream_layers` on the RAM tier, NF4 with double quantization, built by its own functions.
 
-The set-up follows `soup_cli.trainer.stream_setup` (soup-cli 0.77): shard the checkpoint offline, build the streamed model,
-compute head and loss in chunks (`stream_loss_chunk`), page-lock the store. Its trainer would add data loading and logging
-to every step; here the same whole optimizer steps run as for everybody else.
+The set-up follows `soup_cli.trainer.stream_setup` (soup-cli 0.77): shard the checkpoint offline, build the streamed
+model, compute head and loss in chunks (`stream_loss_chunk`), page-lock the store. Its trainer would add data loading and
+logging to every step; here the same whole optimizer steps run as for everybody else.
 
 Its layer files carry no layer number, so one random layer is sharded and stands for all of them.
 """
@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 from peer_common import LEARNING_RATE, TARGETS, WEIGHT_SCALE, Peer, measure_peer
-from peft import LoraConfig
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from poros.bench import serve
 
@@ -31,6 +29,7 @@ POOL_ELEMENTS = (1 << 20) + 1  # odd, so that rows differ
 
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
     """Return the streamed model with adapters on every linear layer."""
+    from peft import LoraConfig
     from soup_cli.utils.layer_shard import QUANT_NF4, read_shard_index
     from soup_cli.utils.layer_stream_runtime import build_streamed_model
     from soup_cli.utils.stream_loss_chunk import ChunkedHeadLoss, causal_lm_of
@@ -65,7 +64,11 @@ def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
         loss=loss,
         parameters=parameters,
         optimizer=torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True),
-        settings={**settings, "optimizer": "AdamW, fused", "attention": str(model.config._attn_implementation)},
+        settings={
+            **settings,
+            "optimizer": "AdamW, fused",
+            "attention": str(model.config._attn_implementation),
+        },
         after=lambda: _traffic(runtime.stats(), values),
     )
 
@@ -82,7 +85,7 @@ def _traffic(stats: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
 
 
 def _shards(values: Mapping[str, Any], config: Any, device: torch.device) -> Path:
-    """Return Soup's cache of the model, made once per shape: one sharded layer, linked to as often as there are layers."""
+    """Return Soup's cache of the model, made once per shape: one sharded layer, linked to once per layer."""
     from soup_cli.utils.layer_shard import (
         QUANT_NF4,
         layer_shard_path,
@@ -118,6 +121,8 @@ def _shards(values: Mapping[str, Any], config: Any, device: torch.device) -> Pat
 
 def _one_layer_checkpoint(folder: Path, config: Any) -> None:
     """Write random weights, drawn on the host and repeated: drawing tables on the device would raise its peak."""
+    from transformers import AutoModelForCausalLM
+
     shallow = copy.deepcopy(config)
     shallow.num_hidden_layers = 1
     if getattr(shallow, "layer_types", None):

@@ -1,11 +1,11 @@
 """The resident peer with kernels of its own: Unsloth 2026.10, loaded and adapted as its documentation shows.
 
 `FastLanguageModel.from_pretrained` over a prequantized NF4 checkpoint with random weights, `get_peft_model` with
-``use_gradient_checkpointing="unsloth"`` (activations offloaded) or, with the setting ``gradient_checkpointing: true``, the
-plain one. Whole optimizer steps as for everybody else instead of its trainer.
+``use_gradient_checkpointing="unsloth"`` (activations offloaded) or, with the setting ``gradient_checkpointing: true``,
+the plain one. Whole optimizer steps as for everybody else instead of its trainer.
 
-Data libraries that its imports name and its steps never call (`datasets`, `pyarrow`, `pandas`) are stood in for where they
-are not installed: together they are larger than what the GPU machine may be sent.
+Data libraries that its imports name and its steps never call (`datasets`, `pyarrow`, `pandas`) are stood in for where
+they are not installed: together they are larger than what the GPU machine may be sent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from peer_common import LEARNING_RATE, TARGETS, Peer, measure_peer
+
+from poros.bench import serve
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
@@ -56,26 +61,8 @@ class _Finder:
         """Nothing to run."""
 
 
-sys.meta_path.append(_Finder)  # type: ignore[arg-type]
-
-try:
-    import unsloth  # noqa: F401  # before transformers and peft, which it patches
-
-    _MISSING: ImportError | None = None
-except ImportError as error:
-    _MISSING = error
-
-import torch  # noqa: E402
-from peer_common import LEARNING_RATE, TARGETS, Peer, measure_peer  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from poros.bench import serve  # noqa: E402
-
-
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
     """Return Unsloth's model with adapters on every linear layer."""
-    if _MISSING is not None:
-        raise _MISSING
     from unsloth import FastLanguageModel
 
     settings = {"gradient_checkpointing": "unsloth", **values["settings"]}
@@ -118,6 +105,7 @@ def _stood_in() -> list[str]:
 def _checkpoint(values: Mapping[str, Any], config: Any, device: torch.device) -> Path:
     """Return a prequantized checkpoint with random weights and a byte-level tokenizer, written once per shape."""
     from peer_peft import quantized_model
+    from safetensors.torch import save_file
 
     folder = Path(values["scratch"]) / f"{Path(values['model']).name}-nf4"
     if folder.exists():
@@ -172,5 +160,12 @@ def _write_texts(folder: Path, config: Any, index: Mapping[str, Any]) -> None:
     fast.save_pretrained(folder)
 
 
+def _run(values: Mapping[str, Any]) -> dict[str, Any]:
+    sys.meta_path.append(_Finder)  # type: ignore[arg-type]
+    import unsloth  # noqa: F401  # before Transformers and PEFT, which it patches
+
+    return measure_peer(values, build)
+
+
 if __name__ == "__main__":
-    serve(lambda values: measure_peer(values, build))
+    serve(_run, early=())
