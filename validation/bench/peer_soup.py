@@ -1,8 +1,8 @@
 """The streamed peer: Soup's `stream_layers` on the RAM tier, NF4 with double quantization, built by its own functions.
 
 The set-up follows `soup_cli.trainer.stream_setup` (soup-cli 0.77): shard the checkpoint offline, build the streamed
-model, compute head and loss in chunks (`stream_loss_chunk`), page-lock the store. Its trainer would add data loading and
-logging to every step; here the same whole optimizer steps run as for everybody else.
+model, compute head and loss in chunks (`stream_loss_chunk`), page-lock the store. Its trainer would add data loading
+and logging to every step; here the same whole optimizer steps run as for everybody else.
 
 Its layer files carry no layer number, so one random layer is sharded and stands for all of them.
 """
