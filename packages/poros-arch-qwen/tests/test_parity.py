@@ -11,15 +11,15 @@ import torch
 from poros.determinism import configure
 from poros.interfaces import ParityCase
 from poros.parity import gates
-from poros.parity.faults import FAULTS, EngineMaker, delayed_copies, poison_before_refill
+from poros.parity.faults import FAULTS, GRAPH_FAULTS, EngineMaker, delayed_copies, poison_before_refill
 from poros.plugins import load_registry
 from poros.settings import ACCUMULATION_ORDERS, Plan
 from poros_arch_qwen.parity_cases import PARITY_CASES
 
 # Largest differences from the unpatched loop over 5 steps of the tiny cases, measured 2026-11-30 on an x86-64 CPU
 # (AVX2, torch 2.15, transformers 5.24, peft 0.21.2): float32 loss 4.8e-7, weights 3e-8; bfloat16 loss 7e-4, first
-# gradients' cosine 0.99989. The float32 bound is the contract's 1e-5; in bfloat16 the head's chunks round by themselves,
-# and a first-step loss difference of about 2.6e-3 is normal between implementations.
+# gradients' cosine 0.99989. The float32 bound is the contract's 1e-5; in bfloat16 the head's chunks round by
+# themselves, and a first-step loss difference of about 2.6e-3 is normal between implementations.
 FLOAT32_TOLERANCE = 1e-5
 BFLOAT16_LOSS_TOLERANCE = 2.6e-3
 MIN_GRADIENT_COSINE = 0.999
@@ -168,3 +168,20 @@ def test_an_injected_fault_is_caught(case: ParityCase, fault: str, oracles: gate
 def _without_dropout(case: ParityCase) -> ParityCase:
     """Dropout masks of two implementations cannot agree; everything else of the case stays."""
     return replace(case, lora={**case.lora, "dropout": 0.0})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", GRAPH_FAULTS)
+@float32_cases
+def test_a_fault_of_captured_graphs_is_caught(case: ParityCase, fault: str, oracles: gates.Oracles) -> None:
+    case = replace(case, num_steps=NUM_CONTROL_STEPS)
+    (verdict,) = gates.residency(case, oracles, [Plan(num_slots=2)], GRAPH_FAULTS[fault])
+    assert verdict.outcome == "different"
+
+
+@pytest.mark.gpu
+@all_cases
+def test_graphs_change_no_bit_of_the_eager_resident_run(case: ParityCase, oracles: gates.Oracles) -> None:
+    eager = oracles.train(case, Plan(residency="resident", graphs=False))
+    verdict = oracles.compare(case, eager)
+    assert verdict.outcome == "equal", verdict.detail

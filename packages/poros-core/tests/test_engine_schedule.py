@@ -31,6 +31,7 @@ def requests(draw: st.DrawFn) -> ScheduleRequest:
         num_micro_batches=draw(st.integers(1, 4)),
         order=draw(st.sampled_from(ACCUMULATION_ORDERS)),
         lowest_backward=draw(st.none() | blocks),
+        num_head_chunks=draw(st.integers(0, 3)),
     )
 
 
@@ -130,7 +131,8 @@ def test_forward_is_ascending_and_backward_descends_to_the_lowest_adapted_block(
         if asked.lowest_backward is not None:
             lowest = asked.lowest_backward
             expected += [("backward", block, group) for block in range(asked.num_blocks - 1, lowest - 1, -1)]
-    assert [(v.direction, v.block, v.micro_batches) for v in visits(schedule)] == expected
+    found = [v for v in visits(schedule) if v.direction != "head"]
+    assert [(v.direction, v.block, v.micro_batches) for v in found] == expected
     losses = [op.micro_batches for op in schedule.ops if isinstance(op, Loss)]
     assert losses == groups
 
@@ -246,3 +248,21 @@ def test_where_backward_stops_early_kept_slots_save_copies(lowest: int) -> None:
     asked = request(slots=(None,) * 4, order=MICRO_BATCH_MAJOR, lowest_backward=lowest)
     counts, _ = copies(3, asked)
     assert counts[2] <= 3 * 4
+
+
+@given(requests())
+def test_head_chunks_are_visited_in_ascending_order_between_the_last_forward_and_the_loss(
+    asked: ScheduleRequest,
+) -> None:
+    ops = [op for op in make_schedule(asked).ops if isinstance(op, Visit | Loss)]
+    chunks = [asked.num_blocks + chunk for chunk in range(asked.num_head_chunks)]
+    for index, op in enumerate(ops):
+        if isinstance(op, Loss):
+            before = ops[index - len(chunks) - 1 : index]
+            assert [visit.block for visit in before if isinstance(visit, Visit)] == [
+                asked.num_blocks - 1,
+                *chunks,
+            ]
+            assert all(
+                visit.micro_batches == op.micro_batches for visit in before if isinstance(visit, Visit)
+            )

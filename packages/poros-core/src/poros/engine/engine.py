@@ -137,9 +137,7 @@ class Engine:
         """Return the last block's (B, T, D) output in the evaluation that just ended; the next pass overwrites it."""
         return self._activations.state(self.model.num_blocks, micro_batch)
 
-    def _begin(
-        self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None
-    ) -> _Pass:
+    def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None) -> _Pass:
         for micro_batch in micro_batches:
             check_token_ids(micro_batch, self.model.embedding.num_tokens)
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]

@@ -7,8 +7,8 @@ arXiv:2205.14135). The head's rows are read once, wherever they live, and no pro
 The target's own term is kept apart: its share ``p - 1`` is the negated share of all others, which is exact where the
 model is sure of itself; a difference of sums in 16 bits would leave only rounding there.
 
-Shape letters: B batch, T tokens, D hidden size, V vocabulary, C entries of one vocabulary chunk, N supervised positions,
-P positions of one chunk.
+Shape letters: B batch, T tokens, D hidden size, V vocabulary, C entries of one vocabulary chunk, N supervised
+positions, P positions of one chunk.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class LossHead:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, V) logits of (P, D) hidden states. For a few positions: the result is not chunked."""
         normed = self.norm(hidden).to(self.compute_dtype)
-        return torch.cat([self.chunk_logits(normed, chunk.to(hidden.device)) for chunk in self.chunks], dim=-1)
+        return torch.cat(
+            [self.chunk_logits(normed, chunk.to(hidden.device)) for chunk in self.chunks], dim=-1
+        )
 
     def chunk_logits(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, C) logits of (P, D) normed hidden states against (C, D) head rows."""

@@ -58,9 +58,7 @@ class HostActivations:
         self._lowest = lowest_backward
         if NUM_RING_ROWS * self._rows.size > self._ring.numel():
             self._ring = torch.empty(0, device=self._device, dtype=self._dtype)
-            self._ring = torch.empty(
-                NUM_RING_ROWS * self._rows.size, device=self._device, dtype=self._dtype
-            )
+            self._ring = torch.empty(NUM_RING_ROWS * self._rows.size, device=self._device, dtype=self._dtype)
         needed = self._num_blocks * self._rows.size
         if lowest_backward is not None and needed > self._host.numel():
             self.close()

@@ -43,8 +43,8 @@ class StaticStates:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        options = {"device": model.device, "dtype": model.numerics.compute_dtype}
-        self._hidden, self._gradient = torch.empty(0, **options), torch.empty(0, **options)
+        self._hidden = torch.empty(0, device=model.device, dtype=model.numerics.compute_dtype)
+        self._gradient = torch.empty_like(self._hidden)
         self._contexts: dict[tuple[int, int], BlockContext] = {}
 
     def get(self, shape: tuple[int, int]) -> StaticState:

@@ -19,7 +19,7 @@ from poros.model import LoadedModel
 from poros.parity.case_run import RUN_SEED
 from poros.settings import Plan
 
-__all__ = ["FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
+__all__ = ["FAULTS", "GRAPH_FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
 
 EngineMaker = Callable[[LoadedModel, Plan], Engine]
 
@@ -133,6 +133,14 @@ class DelayedCudaSlots(CudaSlots):
         super()._copy(block, source, slot)
 
 
+class GraphOfAnotherSlot(Engine):
+    """Replays the graph that was captured for the first template of a kind, whatever buffer holds the block."""
+
+    def _kernels(self, template: BlockTemplate, name: str, static: Any, kernels: Any) -> Any:
+        first = next(t for t in self._templates.values() if t.kind is template.kind)
+        return super()._kernels(first, name, static, kernels)
+
+
 def _poison_on_release(slots: Slots) -> None:
     """Overwrite a slot with NaN when it is released, although its block is kept for a later visit."""
     release = slots.release
@@ -191,6 +199,11 @@ def poison_before_refill(model: LoadedModel, plan: Plan) -> Engine:
 
 # Correct engines under the least favourable timing: copies as late as they may be. Must stay equal.
 delayed_copies: EngineMaker = _with_slots(HostSlots, DelayedCudaSlots, lazy=True)
+
+# Faults that need captured graphs, and so a GPU.
+GRAPH_FAULTS: dict[str, EngineMaker] = {
+    "graph-of-another-slot": lambda model, plan: GraphOfAnotherSlot(model, plan, seed=RUN_SEED),
+}
 
 FAULTS: dict[str, EngineMaker] = {
     "reversed-sums": _engine(ReversedSums),
