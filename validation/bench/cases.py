@@ -6,7 +6,7 @@ GB are 1e9 bytes and a budget holds the whole process: CUDA context and peak res
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +47,7 @@ class Row:
     Attributes:
         system: ``poros-streamed``, ``poros-resident``, ``check`` (both, compared bit by bit) or a peer.
         blocks: ``eager`` or ``compiled``.
+        planned: the planner decides what ``plan`` leaves open, within the budget.
         label: tells rows of one case, system and `blocks` apart.
         budget_gb: the process may take no more device memory; it fails if it needs more.
         target_seconds, target_gb: what the median step and the peak should stay below; None without a target.
@@ -58,6 +59,7 @@ class Row:
     system: str
     blocks: str = "eager"
     label: str = ""
+    planned: bool = False
     plan: Mapping[str, Any] = field(default_factory=dict)
     numerics: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -145,6 +147,13 @@ def _targets() -> Iterator[Row]:
     yield _streamed(huge["512"], "eager", None, 8, plan=SMALLEST)
 
 
+def _planned(rows: Sequence[Row]) -> Iterator[Row]:
+    """The same targets and budgets, placed by the planner."""
+    for row in rows:
+        label = "-".join(part for part in (row.label, "planned") if part)
+        yield replace(row, plan={"residency": "streamed"}, planned=True, label=label)
+
+
 def _bf16() -> Iterator[Row]:
     case = Case(name="32b-bf16-8mb", shape="32b", micro_batches=8, quantization="bf16_bitwise")
     yield Row(case=case, system="poros-streamed", plan=HOST)
@@ -213,7 +222,7 @@ def _tiny() -> Iterator[Row]:
     case = Case(name="tiny-2mb", shape=TINY, micro_batches=2, tokens=16)
     yield Row(case=case, system="poros-streamed", plan={"num_slots": 2}, target_seconds=60.0)
     yield Row(case=case, system="poros-resident")
-    yield Row(case=case, system="check", plan={"num_slots": 2})
+    yield Row(case=case, system="check", plan={"residency": "streamed"}, planned=True)
     yield Row(case=case, system="peft")
 
 
@@ -229,6 +238,7 @@ def groups() -> dict[str, tuple[Row, ...]]:
     targets = tuple(_targets())
     return {
         "targets": targets,
+        "planned": tuple(_planned(targets)),
         "resident": tuple(_residents(targets)),
         "checks": tuple(_checks(targets)),
         "bf16": tuple(_bf16()),

@@ -54,6 +54,7 @@ def line(row: Row, folder: str, *, device: str, steps: int) -> Mapping[str, Any]
         "quantization": row.case.quantization,
         "rank": 16,
         "plan": plan,
+        "planned": row.planned,
         "numerics": {"blocks": row.blocks, **row.numerics},
         "settings": dict(row.settings),
         "scratch": str(Path(folder).parent),

@@ -16,6 +16,7 @@ COLUMNS = (
     "tokens/s",
     "peak GB",
     "target",
+    "predicted",
     "moved GB",
     "link GB/s",
     "stall s",
@@ -57,6 +58,7 @@ def _cells(row: Row, result: dict[str, Any], resident: dict[str, Any] | None) ->
         f"{result['tokens_per_second']:.0f}",
         _number(result.get("peak_device_bytes"), 1e9),
         _met(result.get("peak_device_bytes"), row.target_gb and row.target_gb * 1e9, 1e9),
+        _predicted(result),
         _number(result.get("h2d_bytes_per_step"), 1e9),
         _number(result.get("link_bytes_per_second"), 1e9, 1),
         _number(result.get("exposed_copy_seconds"), 1, 4),
@@ -65,6 +67,12 @@ def _cells(row: Row, result: dict[str, Any], resident: dict[str, Any] | None) ->
         _number(result["peak_host_bytes"], 1e9),
         _number(result.get("build_seconds"), 1, 1),
     )
+
+
+def _predicted(result: dict[str, Any]) -> str:
+    """Return predicted over measured peak, which should lie between 1.00 and 1.15."""
+    predicted, measured = result.get("predicted"), result.get("peak_device_bytes")
+    return f"x{predicted['device_bytes'] / measured:.2f}" if predicted and measured else "-"
 
 
 def _number(value: float | None, unit: float, digits: int = 2) -> str:

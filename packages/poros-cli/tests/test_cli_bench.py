@@ -44,7 +44,7 @@ def test_streamed_and_resident_are_shown_side_by_side(
     out = capsys.readouterr().out
     for text in ("streamed", "resident", "tokens a second", "share of the bound", "peak on the host"):
         assert text in out
-    assert [spec.make_plan().residency for spec in specs] == ["streamed", "resident"]
+    assert [spec.make_request().residency for spec in specs] == ["streamed", "resident"]
 
 
 def test_json_holds_both_results_and_the_limit_binds_the_streamed_one(

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from poros.bench import BenchSpec, SpareProcess, bound_share, serve, time_steps, with_floor
 from poros.bench.measure import run
 from poros.bench.source import BenchSource
-from poros.errors import ConfigError
+from poros.errors import BudgetError, ConfigError
 
 SIZES = {
     "model_type": "qwen2",
@@ -57,6 +58,16 @@ def test_the_host_store_is_counted_without_what_stays_on_the_device(model: str) 
     ]
     assert results[0]["store_payload_bytes"] == 3 * results[1]["store_payload_bytes"]
     assert all(r["store_allocated_bytes"] >= r["store_payload_bytes"] for r in results)
+
+
+def test_a_planned_run_is_the_planners_choice_within_the_limit(model: str) -> None:
+    limit = 10**9
+    planned = spec(model, plan={"residency": "streamed"}, planned=True, memory_limit_bytes=limit)
+    result = run(json.loads(planned.to_json()))
+    assert result["plan"]["residency"] == "streamed"
+    assert 0 < result["predicted"]["device_bytes"] <= limit
+    with pytest.raises(BudgetError, match="smallest plan"):
+        run(json.loads(replace(planned, memory_limit_bytes=1000).to_json()))
 
 
 def test_a_check_compares_the_plan_with_a_resident_run_bit_by_bit(model: str) -> None:

@@ -32,7 +32,9 @@ forward, backward, clipping, AdamW. Exit code 1 if one of the two could not be m
 @click.option("--micro-batches", type=POSITIVE, default=1, show_default=True, help="Micro-batches per step.")
 @click.option("--micro-batch-size", type=POSITIVE, default=1, show_default=True, help="Rows at a time.")
 @click.option("--vram", metavar="SIZE", help="What the streamed run may take, CUDA context included.")
-@click.option("--slots", type=click.IntRange(min=2), default=3, show_default=True, help="Device slots.")
+@click.option(
+    "--slots", type=click.IntRange(min=2), metavar="N", help="Device slots [default: the planner's]."
+)
 @click.option("--quantization", default="nf4", show_default=True, metavar="NAME", help="Weight format.")
 @click.option("--rank", type=POSITIVE, default=16, show_default=True, help="Adapter rank.")
 @click.option(
@@ -50,7 +52,7 @@ def bench(
     micro_batches: int,
     micro_batch_size: int,
     vram: str | None,
-    slots: int,
+    slots: int | None,
     quantization: str,
     rank: int,
     blocks: str,
@@ -79,7 +81,8 @@ def bench(
         model=str(folder),
         quantization=quantization,
         rank=rank,
-        plan={"num_slots": slots},
+        plan={"residency": "streamed"} | ({} if slots is None else {"num_slots": slots}),
+        planned=True,
         numerics={"blocks": blocks},
         micro_batches=micro_batches,
         micro_batch_size=micro_batch_size,

@@ -8,22 +8,27 @@ from pathlib import Path
 
 import torch
 
+from poros.architecture import ArchitectureVerdict
 from poros.bench.source import bench_source
 from poros.bench.spec import BenchSpec
 from poros.blocks.placement import PlacedStore
 from poros.blocks.store import BlockStore
 from poros.checkpoint import load_config
 from poros.engine.engine import Engine
-from poros.interfaces import MicroBatch
-from poros.model import load_model
+from poros.interfaces import MicroBatch, WeightFormat
+from poros.model import MetaModel, load_model
 from poros.optimizer import BankOptimizer
 from poros.parity.case_run import RandomBatch
 from poros.parity.random_model import randomize_adapters
+from poros.planning.planner import PlannedRun, make_plan
+from poros.planning.rates import assumed_rates
+from poros.planning.request import Budget
+from poros.planning.shape import StepShape
 from poros.plugins import Registry
 from poros.run.opening import describe_model
 from poros.settings import OptimizerSettings, Plan
 
-__all__ = ["BenchRun", "make_batches", "start_run"]
+__all__ = ["BenchRun", "make_batches", "plan_run", "start_run"]
 
 MODEL_SEED = 20
 RUN_SEED = 7
@@ -67,23 +72,41 @@ def make_batches(spec: BenchSpec, vocab_size: int, step: int) -> list[MicroBatch
     return batches
 
 
+def plan_run(spec: BenchSpec, registry: Registry, device: torch.device) -> PlannedRun:
+    """Return the spec's plan, chosen or only predicted, with what it should take.
+
+    Raises:
+        BudgetError: the planner finds nothing that fits.
+    """
+    numerics = spec.make_numerics()
+    _, _, meta = _describe(spec, registry)
+    return make_plan(
+        meta,
+        numerics,
+        StepShape(
+            num_micro_batches=spec.micro_batches, micro_batch_size=spec.micro_batch_size, tokens=spec.tokens
+        ),
+        Budget(
+            device_bytes=spec.memory_limit_bytes if spec.planned else None,
+            device_limit="the bench's memory limit",
+            frugal=spec.planned and spec.memory_limit_bytes is None,
+        ),
+        assumed_rates(numerics.compute_dtype),
+        request=spec.make_request(),
+        device_type=device.type,
+    )
+
+
 def start_run(spec: BenchSpec, plan: Plan, registry: Registry, device: torch.device) -> BenchRun:
     """Build the spec's model under ``plan`` with random weights that differ per block."""
     start = time.perf_counter()
     torch.manual_seed(RUN_SEED)
-    numerics = spec.make_numerics()
-    _, weight_format, meta = describe_model(
-        load_config(Path(spec.model)),
-        quantization=spec.quantization,
-        lora=spec.make_lora(),
-        numerics=numerics,
-        registry=registry,
-    )
+    _, weight_format, meta = _describe(spec, registry)
     model = load_model(
         meta,
         source=bench_source(meta, MODEL_SEED, device),
         weight_format=weight_format,
-        numerics=numerics,
+        numerics=spec.make_numerics(),
         plan=plan,
         device=device,
         seed=RUN_SEED,
@@ -93,6 +116,16 @@ def start_run(spec: BenchSpec, plan: Plan, registry: Registry, device: torch.dev
     optimizer = BankOptimizer(model.bank, OPTIMIZER, num_training_steps=1000)
     payload, allocated = _host_store_bytes(model.store)
     return BenchRun(spec, engine, optimizer, time.perf_counter() - start, payload, allocated)
+
+
+def _describe(spec: BenchSpec, registry: Registry) -> tuple[ArchitectureVerdict, WeightFormat, MetaModel]:
+    return describe_model(
+        load_config(Path(spec.model)),
+        quantization=spec.quantization,
+        lora=spec.make_lora(),
+        numerics=spec.make_numerics(),
+        registry=registry,
+    )
 
 
 def _host_store_bytes(store: BlockStore) -> tuple[int, int]:

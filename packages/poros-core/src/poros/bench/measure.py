@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from poros.bench.build import make_batches, start_run
+from poros.bench.build import make_batches, plan_run, start_run
 from poros.bench.link import link_bytes_per_second
 from poros.bench.memory import MemoryMeter
 from poros.bench.spec import BenchSpec
@@ -55,8 +55,8 @@ def measure(spec: BenchSpec) -> dict[str, Any]:
 
 
 def _time_plan(spec: BenchSpec, registry: Registry, device: torch.device) -> dict[str, Any]:
-    plan, numerics = spec.make_plan(), spec.make_numerics()
-    bench = start_run(spec, plan, registry, device)
+    planned, numerics = plan_run(spec, registry, device), spec.make_numerics()
+    bench = start_run(spec, planned.plan, registry, device)
     engine = bench.engine
     vocab_size = int(engine.model.config.vocab_size)
     # Data is drawn before the clock runs: where rows come from is not what is measured.
@@ -81,7 +81,18 @@ def _time_plan(spec: BenchSpec, registry: Registry, device: torch.device) -> dic
             f"The last step's loss is {loss} and its gradient norm {norm}: this measures nothing."
         )
     return {
-        "plan": asdict(plan),
+        "plan": asdict(planned.plan),
+        "planned": spec.planned,
+        "predicted": {
+            "device_bytes": planned.prediction.device_bytes,
+            "device_terms_bytes": dict(planned.prediction.device),
+            "host_bytes": planned.prediction.host_bytes,
+            "step_seconds": planned.time.seconds,
+            "compute_seconds": planned.time.compute_seconds,
+            "h2d_bytes": planned.time.h2d_bytes,
+            "binding": planned.binding,
+            "rates": planned.rates.origin,
+        },
         "numerics": {name: str(value) for name, value in asdict(numerics).items()},
         "quantization": spec.quantization,
         "rank": spec.rank,
@@ -114,9 +125,10 @@ def check(spec: BenchSpec) -> dict[str, Any]:
     resident = Plan(residency="resident", graphs=spec.oracle_graphs)
     oracle = _trajectory(spec, resident, registry, device)
     _free(device)
-    verdict = compare(oracle, _trajectory(spec, spec.make_plan(), registry, device))
+    plan = plan_run(spec, registry, device).plan
+    verdict = compare(oracle, _trajectory(spec, plan, registry, device))
     return {
-        "plan": asdict(spec.make_plan()),
+        "plan": asdict(plan),
         "oracle_graphs": spec.oracle_graphs,
         "num_steps": spec.steps,
         "verdict": verdict.outcome,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from poros.errors import ConfigError, explain
+from poros.planning.request import PlanRequest
 from poros.settings import COMPUTE_DTYPES, LoraSettings, Numerics, Plan
 
 __all__ = ["MODES", "BenchSpec"]
@@ -23,7 +24,8 @@ class BenchSpec:
         model: folder that holds ``config.json``; weights are random and none are read.
         quantization: registered name of the weight format.
         rank: of the adapters on every linear layer.
-        plan: keyword arguments of `Plan`.
+        plan: keyword arguments of `Plan`; of a `PlanRequest` where the plan is the planner's.
+        planned: the planner decides what ``plan`` leaves open, within ``memory_limit_bytes`` if there is one.
         numerics: keyword arguments of `Numerics`; dtypes by name.
         micro_batches, micro_batch_size, tokens: of every optimizer step. Tokens are a row's length, all supervised.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
@@ -38,6 +40,7 @@ class BenchSpec:
     quantization: str = "nf4"
     rank: int = 16
     plan: Mapping[str, Any] = field(default_factory=dict)
+    planned: bool = False
     numerics: Mapping[str, Any] = field(default_factory=dict)
     micro_batches: int = 1
     micro_batch_size: int = 1
@@ -71,9 +74,9 @@ class BenchSpec:
         """Positions of one optimizer step."""
         return self.micro_batches * self.micro_batch_size * self.tokens
 
-    def make_plan(self) -> Plan:
-        """Return the placement."""
-        return Plan(**self.plan)
+    def make_request(self) -> PlanRequest:
+        """Return what of the placement is decided."""
+        return PlanRequest(**self.plan) if self.planned else PlanRequest.of(Plan(**self.plan))
 
     def make_numerics(self) -> Numerics:
         """Return the numerics."""
