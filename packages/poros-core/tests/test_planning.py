@@ -153,6 +153,28 @@ def test_a_budget_below_the_smallest_plan_is_refused_with_the_one_that_works(sha
         plan(shape, vram=least / GB - 0.02)
 
 
+def test_a_refusal_says_which_rows_would_fit() -> None:
+    with pytest.raises(BudgetError, match=r"Rows of up to \d+ tokens would fit") as caught:
+        plan(LONG, vram=2.5)
+    found = re.search(r"up to (\d+) tokens", str(caught.value))
+    assert found is not None
+    fitting = int(found[1])
+    assert plan(replace(LONG, tokens=fitting), vram=2.5).prediction.device_bytes <= 2.5 * GB
+    with pytest.raises(BudgetError):
+        plan(replace(LONG, tokens=fitting + Numerics().length_bucket), vram=2.5)
+
+
+def test_every_shape_of_a_run_is_captured() -> None:
+    many = replace(SHORT, num_shapes=16)
+    one, all_of_them = (
+        predict(META, numerics=Numerics(), plan=Plan(resident_blocks=8), shape=shape).device[
+            "captured graphs"
+        ]
+        for shape in (SHORT, many)
+    )
+    assert all_of_them == one // 3 * (1 + 2 * 16)
+
+
 def test_a_ram_budget_below_the_store_is_refused_with_the_one_that_works() -> None:
     with pytest.raises(BudgetError, match=r"keeping it on a disk is not offered yet") as caught:
         plan(SHORT, vram=3, ram=1)

@@ -16,7 +16,7 @@ from poros.planning.prediction import Prediction, predict
 from poros.planning.shape import StepShape
 from poros.run import describe_model
 from poros.run.memory import available_host_bytes, context_bytes, resolve_budget
-from poros.run.totals import largest_micro_batches, shape_of
+from poros.run.totals import shape_of, survey_steps
 
 SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
 
@@ -165,7 +165,10 @@ def test_memory_of_other_processes_is_not_taken_for_a_context(monkeypatch: pytes
 
 def test_the_largest_micro_batches_hold_the_longest_row_of_any_step(make_steps: type) -> None:
     steps = make_steps()
-    largest = largest_micro_batches(steps)
+    largest, shape = survey_steps(steps, [steps.row(0), steps.row(5), steps.row(1)])
     everything = [batch for index in range(steps.num_steps) for batch in steps.step(index)]
     assert shape_of(largest).tokens == max(batch.input_ids.shape[1] for batch in everything)
+    assert shape.tokens == shape_of(largest).tokens
+    assert shape.num_shapes == len({batch.input_ids.shape for batch in everything})
+    assert shape.num_evaluation_shapes == 2
     assert len(largest) == max(len(steps.step(index)) for index in range(steps.num_steps))

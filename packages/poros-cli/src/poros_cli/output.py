@@ -15,7 +15,7 @@ from rich.text import Text
 
 from poros.run import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent, WarmUpEvent
 from poros.units import format_bytes, format_gb
-from poros_cli.plan_text import plan_sentence, predicted_sentence
+from poros_cli.plan_text import bought_sentence, plan_sentence, predicted_sentence
 
 __all__ = ["ProgressReporter", "quiet_libraries", "show_summary"]
 
@@ -106,6 +106,8 @@ class ProgressReporter(Reporter):
         )
         predicted = predicted_sentence(device, host, record["predicted_step"], record["binding"])
         self.say(f"Predicted for the largest step: {predicted}")
+        bought = bought_sentence(record["predicted_step"]["seconds"], record["seconds_with_one_more_gb"])
+        self.say(f"One more GB of device memory would buy {bought}")
         self._num_steps = event.num_steps
         begin = "starting" if event.first_step == 0 else f"resuming after step {event.first_step}"
         self.say(f"{event.record['device']}, {event.num_steps} steps, {begin}")

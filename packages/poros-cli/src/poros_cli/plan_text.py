@@ -9,8 +9,17 @@ from poros.planning.advice import Advice
 from poros.planning.planner import PlannedRun
 from poros.units import format_gb
 
-__all__ = ["advice_record", "budget_sentence", "plan_sentence", "predicted_sentence", "show_advice"]
+__all__ = [
+    "advice_record",
+    "bought_sentence",
+    "budget_sentence",
+    "plan_sentence",
+    "predicted_sentence",
+    "show_advice",
+]
 
+# Below half a per cent nothing is said to be gained.
+LEAST_GAIN = 0.005
 BINDINGS = {
     "compute": "bound by compute",
     "link": "bound by the link",
@@ -75,15 +84,18 @@ def advice_record(planned: PlannedRun, advice: Advice) -> dict[str, Any]:
     }
 
 
+def bought_sentence(seconds: float, richer_seconds: float) -> str:
+    """Return what one more GB of device memory changes about a step."""
+    gain = 1 - richer_seconds / seconds
+    if gain < LEAST_GAIN:
+        return "nothing: the step does not wait for memory"
+    return f"{richer_seconds:.3g} s a step instead of {seconds:.3g} s ({gain:.0%} less)"
+
+
 def show_advice(record: Mapping[str, Any], seconds: float, shape: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return (label, sentence) of `advice_record`, beside the planned step time and the shape that was asked about."""
-    richer, best = record["one_more_gb"], record["recommended"]
-    gain = richer["saved_seconds"] / seconds
-    bought = (
-        f"{richer['step_seconds']:.3g} s a step instead of {seconds:.3g} s ({gain:.0%} less)"
-        if gain >= 0.005  # a rounded per cent
-        else "nothing: the step does not wait for memory"
-    )
+    best = record["recommended"]
+    bought = bought_sentence(seconds, record["one_more_gb"]["step_seconds"])
     size, count = best["micro_batch_size"], best["micro_batches"]
     if size == shape["micro_batch_size"]:
         advised = f"{size} (as asked)"

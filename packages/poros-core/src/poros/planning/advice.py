@@ -11,7 +11,7 @@ from poros.planning.request import Budget
 from poros.planning.shape import StepShape
 from poros.units import GB
 
-__all__ = ["Advice", "advise"]
+__all__ = ["Advice", "advise", "with_one_more_gb"]
 
 MAX_MICRO_BATCH_SIZE = 64
 
@@ -45,10 +45,6 @@ def advise(planned: PlannedRun, make: MakePlan) -> Advice:
         make: `poros.planning.planner.make_plan` for everything but shape and budget.
     """
     budget = planned.budget
-    # A frugal plan stops where more memory no longer pays; the question is what a budget of one more would do.
-    used = planned.prediction.device_bytes if budget.frugal else budget.device_bytes
-    assert used is not None, "a budget that is not frugal has a limit"
-    richer = make(planned.shape, replace(budget, device_bytes=used + GB, frugal=False))
     best = planned
     for shape in _other_shapes(planned.shape):
         try:
@@ -57,7 +53,18 @@ def advise(planned: PlannedRun, make: MakePlan) -> Advice:
             break  # larger micro-batches need more still
         if other.time.tokens_per_second > best.time.tokens_per_second:
             best = other
-    return Advice(one_more_gb=richer, best_shape=best)
+    return Advice(one_more_gb=with_one_more_gb(planned, make), best_shape=best)
+
+
+def with_one_more_gb(planned: PlannedRun, make: MakePlan) -> PlannedRun:
+    """Return the fastest plan with one more GB of device memory than the plan at hand may take, or takes.
+
+    A frugal plan stops where more memory no longer pays, so that there it is what the plan takes.
+    """
+    budget = planned.budget
+    used = planned.prediction.device_bytes if budget.frugal else budget.device_bytes
+    assert used is not None, "a budget that is not frugal has a limit"
+    return make(planned.shape, replace(budget, device_bytes=used + GB, frugal=False))
 
 
 def _other_shapes(shape: StepShape) -> list[StepShape]:
@@ -69,7 +76,4 @@ def _other_shapes(shape: StepShape) -> list[StepShape]:
         if rows % size == 0 and size != shape.micro_batch_size:
             sizes.append(size)
         size *= 2
-    return [
-        StepShape(num_micro_batches=rows // size, micro_batch_size=size, tokens=shape.tokens)
-        for size in sizes
-    ]
+    return [replace(shape, num_micro_batches=rows // size, micro_batch_size=size) for size in sizes]

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend
 
 from poros.blocks.layout import align
 from poros.blocks.placement import spread_evenly
+from poros.engine.graphs import MAX_GRAPHS
 from poros.engine.offload import NUM_RING_ROWS
 from poros.planning.facts import ModelFacts
 from poros.planning.shape import StepShape
@@ -22,8 +23,8 @@ __all__ = [
     "PROCESS_TERMS",
     "device_terms",
     "head_chunk_bytes",
+    "num_graphs",
     "num_slots",
-    "num_templates",
 ]
 
 FLOAT32_BYTES = 4
@@ -46,8 +47,6 @@ SMALL_BYTES = 32 * 2**20
 SCORE_COPIES = 3
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
-# Dequantization, forward, and recompute + backward.
-GRAPHS_PER_TEMPLATE = 3
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
 BYTES_PER_GRAPH = 1_500_000
 # ASSUMED, to be replaced by measurement: CUDA context with the modules of cuBLAS, flash attention and bitsandbytes on
@@ -87,7 +86,7 @@ def device_terms(
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
         terms["graph pool"] = working
-        terms["captured graphs"] = num_templates(facts, plan) * GRAPHS_PER_TEMPLATE * BYTES_PER_GRAPH
+        terms["captured graphs"] = num_graphs(facts, plan, shape) * BYTES_PER_GRAPH
         terms["loss chunk"] = loss
     elif loss > working:  # never alive together: the larger one makes the peak
         terms["loss chunk"] = loss
@@ -101,12 +100,17 @@ def device_terms(
     return terms
 
 
-def num_templates(facts: ModelFacts, plan: Plan) -> int:
-    """Return how many buffers a block may be bound to, per kind that it may have there."""
-    if plan.residency == "resident":
-        return facts.num_blocks
-    resident = min(plan.resident_blocks, facts.num_blocks)
-    return (num_slots(facts, plan) * len(facts.kinds) if resident < facts.num_blocks else 0) + resident
+def num_graphs(facts: ModelFacts, plan: Plan, shape: StepShape) -> int:
+    """Return how many graphs a run captures: per template, dequantization once, and every shape both ways.
+
+    A template is a kind of block in one buffer: a slot, or a resident block's own.
+    """
+    resident = (
+        facts.num_blocks if plan.residency == "resident" else min(plan.resident_blocks, facts.num_blocks)
+    )
+    streamed = num_slots(facts, plan) * len(facts.kinds) if resident < facts.num_blocks else 0
+    per_template = 1 + 2 * shape.num_shapes + shape.num_evaluation_shapes
+    return min(MAX_GRAPHS, (resident + streamed) * per_template)
 
 
 def head_chunk_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan) -> tuple[int, ...]:

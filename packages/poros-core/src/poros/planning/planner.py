@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poros.errors import BudgetError, explain
 from poros.model import MetaModel
@@ -77,12 +78,19 @@ def make_plan(
         BudgetError: no plan fits; the terms and the smallest budget that works are named.
         ConfigError: pinned fields contradict the numerics.
     """
-    search = Search(
-        model_facts(meta, numerics), numerics, shape, rates, request or PlanRequest(), device_type
-    )
+    facts = model_facts(meta, numerics)
+
+    def search_for(tokens: int) -> Search:
+        return Search(
+            facts, numerics, replace(shape, tokens=tokens), rates, request or PlanRequest(), device_type
+        )
+
+    search = search_for(shape.tokens)
     fastest = search.fastest(budget.device_bytes, budget.host_bytes)
     if fastest is None:
-        raise _refusal(search, budget)
+        lengths = range(numerics.length_bucket, shape.tokens, numerics.length_bucket)
+        longest = bisect_left(lengths, True, key=lambda tokens: not _fits(search_for(tokens), budget))
+        raise _refusal(search, budget, lengths[longest - 1] if longest else None)
     chosen = fastest
     if budget.frugal:
         allowed = fastest.time.seconds * (1 + FRUGAL_TOLERANCE)
@@ -96,6 +104,12 @@ def make_plan(
         budget=budget,
         rates=rates,
     )
+
+
+def _fits(search: Search, budget: Budget) -> bool:
+    smallest = search.smallest(budget.host_bytes)
+    limit = budget.device_bytes
+    return smallest is not None and (limit is None or smallest.memory.device_bytes <= limit)
 
 
 def _binding(search: Search, chosen: Candidate, budget: Budget) -> str:
@@ -117,7 +131,8 @@ def _binding(search: Search, chosen: Candidate, budget: Budget) -> str:
     return "link" if chosen.time.exposed_seconds > BINDING_TOLERANCE * chosen.time.seconds else "compute"
 
 
-def _refusal(search: Search, budget: Budget) -> BudgetError:
+def _refusal(search: Search, budget: Budget, fitting_tokens: int | None) -> BudgetError:
+    shorter = f". Rows of up to {fitting_tokens} tokens would fit" if fitting_tokens else ""
     least_host = search.least_host_terms(budget.device_bytes)
     if least_host is not None:  # the device would do
         return _explain(
@@ -127,7 +142,7 @@ def _refusal(search: Search, budget: Budget) -> BudgetError:
             got=budget.host_bytes or 0,
             limit=budget.host_limit,
             next_step="The frozen base must fit into host memory as a whole: keeping it on a disk is not offered yet. "
-            "Give more `ram`, or more `vram` so that blocks stay on the device",
+            "Give more `ram`, or more `vram` so that blocks stay on the device" + shorter,
         )
     smallest = search.smallest(budget.host_bytes) or search.smallest(None)
     assert smallest is not None
@@ -137,7 +152,8 @@ def _refusal(search: Search, budget: Budget) -> BudgetError:
         smallest.memory.device,
         got=budget.device_bytes or 0,
         limit=budget.device_limit,
-        next_step="Give that much, or lower `micro_batch_size` or `max_length`; settings under `plan` limit the choice",
+        next_step="Give that much, or lower `micro_batch_size` or `max_length`; settings under `plan` limit the choice"
+        + shorter,
     )
 
 

@@ -44,7 +44,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {"device": described, "platform": platform.system(), "versions": versions}
 
 
-def planned_record(planned: PlannedRun) -> dict[str, Any]:
+def planned_record(planned: PlannedRun, with_one_more_gb: PlannedRun) -> dict[str, Any]:
     """Return the plan and everything that was predicted, with what it was predicted from."""
     prediction, step = planned.prediction, planned.time
     return {
@@ -54,6 +54,7 @@ def planned_record(planned: PlannedRun) -> dict[str, Any]:
         "predicted_host_bytes": dict(prediction.host),
         "predicted_step": flatten(step),
         "binding": planned.binding,
+        "seconds_with_one_more_gb": with_one_more_gb.time.seconds,
         "budget": flatten(planned.budget),
         "rates": flatten(planned.rates),
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poros.interfaces import MicroBatch, StepSource
 from poros.planning.shape import StepShape
 from poros.run.events import StepEvent
 
-__all__ = ["Totals", "group_for_evaluation", "largest_micro_batches", "num_positions", "shape_of"]
+__all__ = ["Totals", "group_for_evaluation", "num_positions", "shape_of", "survey_steps"]
 
 # How many steps are looked at for the largest one; a long run is not read twice.
 MAX_STEPS_LOOKED_AT = 4096
@@ -56,18 +56,32 @@ def num_positions(micro_batches: Sequence[MicroBatch]) -> int:
     return sum(batch.input_ids.numel() for batch in micro_batches)
 
 
-def largest_micro_batches(steps: StepSource) -> tuple[MicroBatch, ...]:
-    """Return micro-batches that need as much memory as any step of a run: its largest step, with its widest batch.
+def survey_steps(
+    steps: StepSource, evaluation: Sequence[MicroBatch]
+) -> tuple[tuple[MicroBatch, ...], StepShape]:
+    """Return micro-batches that need as much memory as any step of a run, and what the planner must know about them.
 
-    Of a very long run the first steps are looked at.
+    They are the largest step's, with the widest micro-batch of all. Of a very long run the first steps are looked at.
     """
-    looked_at = [steps.step(index) for index in range(min(steps.num_steps, MAX_STEPS_LOOKED_AT))]
-    largest = list(max(looked_at, key=lambda step: sum(map(_positions, step))))
-    widest = max((batch for step in looked_at for batch in step), key=_positions)
+    largest: Sequence[MicroBatch] = ()
+    widest: MicroBatch | None = None
+    shapes = set()
+    for index in range(min(steps.num_steps, MAX_STEPS_LOOKED_AT)):
+        micro_batches = steps.step(index)
+        largest = max(largest, micro_batches, key=num_positions)
+        for batch in micro_batches:
+            shapes.add(tuple(batch.input_ids.shape))
+            if widest is None or _positions(batch) > _positions(widest):
+                widest = batch
+    assert widest is not None, "a step source without a step"
     place = max(range(len(largest)), key=lambda index: _positions(largest[index]))
-    if _positions(widest) > _positions(largest[place]):
-        largest[place] = widest
-    return tuple(largest)
+    together = (*largest[:place], widest, *largest[place + 1 :])
+    shape = replace(
+        shape_of(together),
+        num_shapes=len(shapes),
+        num_evaluation_shapes=len({tuple(batch.input_ids.shape) for batch in evaluation}),
+    )
+    return together, shape
 
 
 def shape_of(micro_batches: Sequence[MicroBatch]) -> StepShape:

@@ -42,9 +42,9 @@ from poros.run.signals import stop_signals
 from poros.run.totals import (
     Totals,
     group_for_evaluation,
-    largest_micro_batches,
     num_positions,
     shape_of,
+    survey_steps,
 )
 from poros.units import list_terms
 
@@ -63,6 +63,7 @@ class Trainer:
     Attributes:
         device: where the run computes.
         planned: where everything lives, and what that is predicted to need and to take.
+        with_one_more_gb: what one more GB of device memory would buy.
         engine: the loaded model; set by `load`.
         notes: sentences that the user should see.
     """
@@ -105,8 +106,8 @@ class Trainer:
         self.fingerprint = self._fingerprint(data_record or {})
         self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
         self._resumed = self._find_checkpoint() if settings.resume else None
-        self._largest = largest_micro_batches(steps)
-        self.planned, notes = plan_run(model, settings, self.device, shape_of(self._largest))
+        self._largest, shape = survey_steps(steps, self.evaluation)
+        self.planned, self.with_one_more_gb, notes = plan_run(model, settings, self.device, shape)
         self.notes += notes
         self._host_bytes_before = int(psutil.Process().memory_info().rss)
         self._context_bytes = 0
@@ -377,7 +378,7 @@ class Trainer:
             "num_blocks": len(model.meta.blocks),
             "device": describe_device(self.device),
             "fingerprint": self.fingerprint,
-            **planned_record(self.planned),
+            **planned_record(self.planned, self.with_one_more_gb),
             "settings": flatten(settings),
             "notes": list(self.notes),
         }
