@@ -122,7 +122,8 @@ def check(spec: BenchSpec) -> dict[str, Any]:
     device = resolve_device(spec.device)
     configure(device)
     registry = load_registry()
-    resident = Plan(residency="resident", graphs=spec.oracle_graphs)
+    compiled = spec.make_numerics().blocks == "compiled"  # such blocks read their matrices from the workspace
+    resident = Plan(residency="resident", graphs=spec.oracle_graphs, workspace=compiled)
     oracle = _trajectory(spec, resident, registry, device)
     _free(device)
     plan = plan_run(spec, registry, device).plan
