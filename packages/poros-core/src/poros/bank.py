@@ -87,6 +87,24 @@ class StaticRegion:
         sizes = {g: max((s.row_size(g) for s in signatures), default=0) for g in GROUPS}
         self.weights = {g: torch.zeros(size, device=device, dtype=weight_dtype) for g, size in sizes.items()}
         self.gradients = {g: torch.zeros(size, device=device) for g, size in sizes.items()}
+        self._padding = torch.zeros(ALIGNMENT_ELEMENTS, device=device, dtype=weight_dtype)
+
+    def add_gradients(self, signature: AdapterSignature, grads: Sequence[torch.Tensor]) -> None:
+        """Add one gradient per tensor of ``signature``, in its order, with one addition per group.
+
+        A kernel per tensor costs more than its sums.
+        """
+        for group in GROUPS:
+            size = signature.row_size(group)
+            if not size:
+                continue
+            parts, end = [], 0
+            for tensor, grad in zip(signature.tensors, grads, strict=True):
+                if tensor.group == group:
+                    parts += [self._padding[: tensor.offset - end], grad.reshape(-1)]
+                    end = tensor.offset + grad.numel()
+            parts.append(self._padding[: size - end])
+            self.gradients[group][:size].add_(torch.cat([part for part in parts if part.numel()]))
 
     def weight(self, tensor: AdapterTensor) -> torch.Tensor:
         """Return the weight view of ``tensor``."""

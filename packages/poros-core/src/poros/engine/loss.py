@@ -150,8 +150,9 @@ class RunningLoss:
         maximum = torch.maximum(self._maximum[rows], logits.amax(1))
         slope = None if head.softcap is None or not self._training else 1 - (logits / head.softcap).square()
         exponentials = logits.sub_(maximum[:, None]).exp_()
-        own = exponentials.gather(1, local).squeeze(1)
-        exponentials.scatter_(1, local, torch.where(inside, 0, own)[:, None])
+        # A scatter would do, but its deterministic form on a GPU sorts.
+        columns = torch.arange(exponentials.shape[1], device=exponentials.device)
+        exponentials.masked_fill_(columns == torch.where(inside, local.squeeze(1), -1)[:, None], 0)
         decay = (self._maximum[rows] - maximum).exp_()
         self._others[rows] = self._others[rows] * decay + exponentials.sum(1)
         self._maximum[rows] = maximum

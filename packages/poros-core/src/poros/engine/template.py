@@ -57,7 +57,8 @@ class BlockTemplate:
         self._buffer = buffer
         self.module = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
         self._bind_frozen(workspace)
-        self._parameters, self._gradients = self._bind_adapters(region)
+        self._region = region
+        self._parameters = self._bind_adapters(region)
         self._compiled = compiled
         self._arguments = {} if compiled is None else compiled.tensors(self._named_tensors())
 
@@ -88,15 +89,14 @@ class BlockTemplate:
             else:
                 owner._buffers[leaf] = views[name]
 
-    def _bind_adapters(self, region: StaticRegion) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
-        parameters, gradients = [], []
+    def _bind_adapters(self, region: StaticRegion) -> list[nn.Parameter]:
+        parameters = []
         layers = dict(lora_layers(self.module))
         for tensor in self.kind.adapter.tensors:
             layer: Any = getattr(layers[tensor.path], tensor.group)[ADAPTER]
             layer.weight = nn.Parameter(region.weight(tensor))
             parameters.append(layer.weight)
-            gradients.append(region.gradient(tensor))
-        return parameters, gradients
+        return parameters
 
     def adapter_parameters(self) -> list[nn.Parameter]:
         """Return the LoRA parameters in the order of the kind's signature; views of the static region."""
@@ -144,8 +144,7 @@ class BlockTemplate:
         with torch.enable_grad():
             output = self.call(leaf, context)
         grads = torch.autograd.grad(output, [leaf, *self._parameters], grad_output)
-        for total, grad in zip(self._gradients, grads[1:], strict=True):
-            total.add_(grad)
+        self._region.add_gradients(self.kind.adapter, grads[1:])
         return grads[0]
 
     def assert_bound(self) -> None:
