@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from cases import Row, choose, groups
+from final_table import final_table
 from poros_rows import ConfigFolders, command, line
-from table import final_table
 
 from poros.bench import SpareProcess
 from poros.checkpoint import atomic_write_json
