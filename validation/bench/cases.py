@@ -54,6 +54,7 @@ class Row:
         budget_gb: the process may take no more device memory; it fails if it needs more.
         target_seconds, target_gb: what the median step and the peak should stay below; None without a target.
         settings: a peer's own choices.
+        without: ``dequantization``: removed for its timing alone; see `ablation.py`.
         num_blocks: depth that the model is cut to; None is the full depth.
     """
 
@@ -68,6 +69,7 @@ class Row:
     budget_gb: float | None = None
     target_seconds: float | None = None
     target_gb: float | None = None
+    without: str = ""
     num_blocks: int | None = None
     oracle_graphs: bool = True
 
@@ -218,6 +220,31 @@ def _budgets() -> Iterator[Row]:
             )
 
 
+def _ablation() -> Iterator[Row]:
+    """What each of copies, dequantization and launches costs: removed alone, launch by launch and with graphs.
+
+    Eager launches are slow, so the large shape is cut to a quarter of its depth.
+    """
+    for shape, num_blocks in (("7b", None), ("32b", 16)):
+        yield from _ablation_of(_steps(shape)["8mb"], num_blocks)
+
+
+def _ablation_of(case: Case, num_blocks: int | None) -> Iterator[Row]:
+    for graphs in (True, False):
+        label = f"ablation-{'graphs' if graphs else 'launches'}"
+        plan = {"workspace": True, "graphs": graphs}
+        common: dict[str, Any] = {"case": case, "num_blocks": num_blocks}
+        yield Row(system="poros-streamed", plan=plan, label=label, **common)
+        yield Row(system="poros-resident", plan=plan, label=label, **common)
+        yield Row(
+            system="poros-streamed",
+            plan=plan,
+            label=f"{label}-stale",
+            without="dequantization",
+            **common,
+        )
+
+
 def _tiny() -> Iterator[Row]:
     """A few seconds on a CPU: keeps the bench itself from rotting."""
     case = Case(name="tiny-2mb", shape=TINY, micro_batches=2, tokens=16)
@@ -234,6 +261,10 @@ def _tiny_peers() -> Iterator[Row]:
         yield Row(case=case, system=peer)
 
 
+def _tiny_ablation() -> Iterator[Row]:
+    return _ablation_of(Case(name="tiny-2mb", shape=TINY, micro_batches=2, tokens=16), None)
+
+
 def groups() -> dict[str, tuple[Row, ...]]:
     """Return every list of rows by name. Rows are in the order in which they are worth their device time."""
     targets = tuple(_targets())
@@ -246,8 +277,10 @@ def groups() -> dict[str, tuple[Row, ...]]:
         **{peer: tuple(_peers(peer)) for peer in PEERS},
         "frontier": tuple(_frontier()),
         "budgets": tuple(_budgets()),
+        "ablation": tuple(_ablation()),
         "tiny": tuple(_tiny()),
         "tiny-peers": tuple(_tiny_peers()),
+        "tiny-ablation": tuple(_tiny_ablation()),
     }
 
 

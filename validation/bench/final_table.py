@@ -32,7 +32,7 @@ def final_table(results: Sequence[tuple[Row, dict[str, Any]]]) -> str:
     residents = {
         (row.case.name, row.blocks): result
         for row, result in results
-        if row.system == "poros-resident" and "error" not in result
+        if row.system == "poros-resident" and not row.label and "error" not in result
     }
     lines = [COLUMNS]
     for row, result in results:

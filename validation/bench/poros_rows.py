@@ -40,6 +40,8 @@ def command(row: Row) -> tuple[str, ...]:
     """Return the worker's command."""
     if row.system in PEERS:
         return (sys.executable, str(HERE / f"peer_{row.system}.py"))
+    if row.without:
+        return (sys.executable, str(HERE / "ablation.py"))
     return POROS_WORKER
 
 
@@ -56,6 +58,7 @@ def line(row: Row, folder: str, *, device: str, steps: int) -> Mapping[str, Any]
         "plan": plan,
         "planned": row.planned,
         "numerics": {"blocks": row.blocks, **row.numerics},
+        "without": row.without,
         "settings": dict(row.settings),
         "scratch": str(Path(folder).parent),
         "micro_batches": row.case.micro_batches,
