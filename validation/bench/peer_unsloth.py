@@ -4,13 +4,15 @@
 ``use_gradient_checkpointing="unsloth"`` (activations offloaded) or, with the setting ``gradient_checkpointing: true``,
 the plain one. Whole optimizer steps as for everybody else instead of its trainer.
 
-Data libraries that its imports name and its steps never call (`datasets`, `pyarrow`, `pandas`) are stood in for where
-they are not installed: together they are larger than what the GPU machine may be sent.
+Data libraries that its imports name and its steps never call (`datasets`, `pyarrow`, `pandas`) are stood in for unless
+all are installed: together they are larger than what the GPU machine may be sent.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.metadata
+import importlib.util
 import os
 import sys
 import types
@@ -33,7 +35,7 @@ SHARD_BYTES = 4_000_000_000
 class _StandIn(types.ModuleType):
     """A module of empty classes, so that `from datasets import Dataset` works."""
 
-    __version__ = "4.3.0"
+    __version__ = "4.8.5"
     __path__: list[str] = []  # noqa: RUF012
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +47,7 @@ class _StandIn(types.ModuleType):
 
 
 class _Finder:
-    """Asked last: an installed package wins."""
+    """Makes every stand-in and its submodules."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -59,6 +61,15 @@ class _Finder:
     @staticmethod
     def exec_module(module: types.ModuleType) -> None:
         """Nothing to run."""
+
+
+def _stand_in_for_what_is_missing() -> None:
+    if all(importlib.util.find_spec(name) for name in STAND_INS):
+        return
+    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    ask = importlib.metadata.version
+    # Unsloth asks for the version of `datasets` before it imports it.
+    importlib.metadata.version = lambda name: _StandIn.__version__ if name in STAND_INS else ask(name)
 
 
 def build(values: Mapping[str, Any], config: Any, device: torch.device) -> Peer:
@@ -161,7 +172,7 @@ def _write_texts(folder: Path, config: Any, index: Mapping[str, Any]) -> None:
 
 
 def _run(values: Mapping[str, Any]) -> dict[str, Any]:
-    sys.meta_path.append(_Finder)  # type: ignore[arg-type]
+    _stand_in_for_what_is_missing()
     import unsloth  # noqa: F401  # before Transformers and PEFT, which it patches
 
     return measure_peer(values, build)
