@@ -164,6 +164,17 @@ def test_a_refusal_says_which_rows_would_fit() -> None:
         plan(replace(LONG, tokens=fitting + Numerics().length_bucket), vram=2.5)
 
 
+def test_narrow_micro_batches_beside_a_wide_one_need_less_and_take_less() -> None:
+    mixed = replace(LONG, total_positions=LONG.tokens + 7 * 512)
+    full, less = plan(LONG, vram=16), plan(mixed, vram=16)
+    assert less.time.seconds < full.time.seconds
+    placed = Plan()
+    assert (
+        predict(META, numerics=Numerics(), plan=placed, shape=mixed).device_bytes
+        < predict(META, numerics=Numerics(), plan=placed, shape=LONG).device_bytes
+    )
+
+
 def test_every_shape_of_a_run_is_captured() -> None:
     many = replace(SHORT, num_shapes=16)
     one, all_of_them = (

@@ -169,6 +169,7 @@ def test_the_largest_micro_batches_hold_the_longest_row_of_any_step(make_steps: 
     everything = [batch for index in range(steps.num_steps) for batch in steps.step(index)]
     assert shape_of(largest).tokens == max(batch.input_ids.shape[1] for batch in everything)
     assert shape.tokens == shape_of(largest).tokens
+    assert shape.step_positions == sum(batch.input_ids.numel() for batch in largest)
     assert shape.num_shapes == len({batch.input_ids.shape for batch in everything})
     assert shape.num_evaluation_shapes == 2
     assert len(largest) == max(len(steps.step(index)) for index in range(steps.num_steps))

@@ -65,8 +65,8 @@ def device_terms(
     facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str
 ) -> dict[str, int]:
     """Return the terms of the peak by name, in bytes; see `poros.planning.prediction.predict`."""
-    together = shape.num_micro_batches if plan.order == "block-major" else 1
-    row = shape.positions * facts.hidden * facts.compute_bytes
+    hidden_state = facts.hidden * facts.compute_bytes
+    row = shape.positions_together(plan.order) * hidden_state
     region = max(kind.adapter_row for kind in facts.kinds) * FLOAT32_BYTES
     terms = _weights(facts, numerics, plan)
     terms["adapters, gradients, moments"] = (
@@ -74,14 +74,14 @@ def device_terms(
     )
     rows = NUM_RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
     # The gradient that travels down is kept per micro-batch.
-    terms["boundary activations"] = rows * row * together + row * shape.num_micro_batches
-    terms["visit inputs and outputs"] = STATIC_ROWS * row
+    terms["boundary activations"] = rows * row + shape.step_positions * hidden_state
+    terms["visit inputs and outputs"] = STATIC_ROWS * shape.positions * hidden_state
     working = _working_bytes(facts, shape) + _score_bytes(facts, numerics, shape, device_type)
     if plan.workspace:
         terms["workspace"] = sum(kind.dequantized_weights for kind in facts.kinds) * facts.compute_bytes
     else:
         working += max(kind.largest_matrix for kind in facts.kinds) * facts.compute_bytes
-    loss = _loss_bytes(facts, numerics, plan, shape, together)
+    loss = _loss_bytes(facts, numerics, plan, shape)
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
         terms["graph pool"] = working
@@ -149,17 +149,17 @@ def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int
     return terms
 
 
-def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, together: int) -> int:
+def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape) -> int:
     """One chunk of logits, and the state of every micro-batch that runs along the vocabulary at the same time."""
     positions = min(numerics.loss_chunk_positions, shape.positions)
     vocabulary = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
     chunk = positions * vocabulary * LOSS_BYTES_PER_LOGIT
     if numerics.storage_dtype != numerics.compute_dtype:
         chunk += vocabulary * facts.hidden * facts.compute_bytes
-    units = shape.positions * facts.hidden
-    state = units * (LOSS_FLOAT32_ROWS * FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
-    closing = units * LOSS_CLOSING_ROWS * FLOAT32_BYTES
-    return max(chunk, closing) + state * (together if plan.head == "host" else 1)
+    alive = shape.positions_together(plan.order) if plan.head == "host" else shape.positions
+    state = alive * facts.hidden * (LOSS_FLOAT32_ROWS * FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
+    closing = shape.positions * facts.hidden * LOSS_CLOSING_ROWS * FLOAT32_BYTES
+    return max(chunk, closing) + state
 
 
 def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:

@@ -95,8 +95,7 @@ def _host_terms(facts: ModelFacts, plan: Plan, shape: StepShape) -> dict[str, in
         if not plan.pin_host_memory:
             terms["staging"] = STAGING_BUFFERS * facts.largest_block_bytes
     if plan.activations == "host":
-        together = shape.num_micro_batches if plan.order == "block-major" else 1
-        row = shape.positions * facts.hidden * facts.compute_bytes * together
+        row = shape.positions_together(plan.order) * facts.hidden * facts.compute_bytes
         terms["boundary activations"] = facts.num_blocks * row
     terms["one matrix while loading"] = loading
     return terms

@@ -69,10 +69,10 @@ def predict_step_time(
         )
         costs |= dict.fromkeys(kind.blocks, (cost, kind.block_bytes))
     blocks = range(facts.num_blocks)
-    row_bytes = shape.positions * facts.hidden * facts.compute_bytes * together
+    row_bytes = shape.mean_positions * together * facts.hidden * facts.compute_bytes
     host_rows = plan.activations == "host"
     chunks = head_chunk_bytes(facts, numerics, plan)
-    head = loss_seconds(facts, rates, shape.positions * together)
+    head = loss_seconds(facts, rates, shape.mean_positions * together)
     link = rates.link_bytes_per_second
     durations = Durations(
         copy=[

@@ -75,9 +75,11 @@ def visit_cost(
         device_type: ``cuda`` or ``cpu``.
     """
     together = shape.num_micro_batches if plan.order == "block-major" else 1
-    frozen = FLOPS_PER_WEIGHT * kind.weights * shape.positions / rates.matmul_flops_per_second
-    adapter = FLOPS_PER_WEIGHT * kind.adapter_weights * shape.positions / rates.matmul_flops_per_second
-    between = (kind.widths + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.positions * facts.compute_bytes
+    frozen = FLOPS_PER_WEIGHT * kind.weights * shape.mean_positions / rates.matmul_flops_per_second
+    adapter = FLOPS_PER_WEIGHT * kind.adapter_weights * shape.mean_positions / rates.matmul_flops_per_second
+    between = (
+        (kind.widths + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.mean_positions * facts.compute_bytes
+    )
     memory = between * MEMORY_PASSES[numerics.blocks] / rates.memory_bytes_per_second
     forward_attention, backward_attention = _attention(facts, rates, numerics, shape, device_type)
     forward = frozen + adapter + FORWARD_SHARE * memory + forward_attention
@@ -105,7 +107,7 @@ def visit_cost(
     )
 
 
-def loss_seconds(facts: ModelFacts, rates: Rates, positions: int) -> float:
+def loss_seconds(facts: ModelFacts, rates: Rates, positions: float) -> float:
     """Return the seconds of head and loss over ``positions``, as if every one were supervised."""
     logits = positions * facts.vocabulary
     products = HEAD_PRODUCTS * FLOPS_PER_WEIGHT * logits * facts.hidden / rates.matmul_flops_per_second

@@ -78,6 +78,7 @@ def survey_steps(
     together = (*largest[:place], widest, *largest[place + 1 :])
     shape = replace(
         shape_of(together),
+        total_positions=num_positions(together),
         num_shapes=len(shapes),
         num_evaluation_shapes=len({tuple(batch.input_ids.shape) for batch in evaluation}),
     )
