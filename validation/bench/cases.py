@@ -191,6 +191,16 @@ def _checks(rows: Sequence[Row]) -> Iterator[Row]:
             )
 
 
+def _planned_checks(rows: Sequence[Row]) -> Iterator[Row]:
+    """The residency gate of every planned row: graphs and the plan against the resident run, eager blocks without graphs.
+
+    The oracle must fit the card, so its budget is not enforced here.
+    """
+    for row in rows:
+        if row.case.shape != "72b":
+            yield replace(row, system="check", oracle_graphs=row.blocks == "compiled", target_seconds=None)
+
+
 def _peers(system: str) -> Iterator[Row]:
     for shape in ("7b", "32b"):
         steps = _steps(shape)
@@ -273,6 +283,7 @@ def groups() -> dict[str, tuple[Row, ...]]:
         "planned": tuple(_planned(targets)),
         "resident": tuple(_residents(targets)),
         "checks": tuple(_checks(targets)),
+        "planned-checks": tuple(_planned_checks(tuple(_planned(targets)))),
         "bf16": tuple(_bf16()),
         **{peer: tuple(_peers(peer)) for peer in PEERS},
         "frontier": tuple(_frontier()),
