@@ -69,6 +69,15 @@ def plan(
     return make_plan(meta, numerics or Numerics(), shape, budget, ASSUMED_RATES, request=request)
 
 
+def smallest_gb(shape: StepShape) -> float:
+    """Return the smallest device budget that a refusal names."""
+    with pytest.raises(BudgetError) as caught:
+        plan(shape, vram=0.5)
+    found = re.search(r"at least `--vram ([\d.]+GB)`", str(caught.value))
+    assert found is not None
+    return parse_size(found[1], "vram") / GB
+
+
 def test_a_request_has_the_fields_of_a_plan() -> None:
     assert [f.name for f in fields(PlanRequest)] == [f.name for f in fields(Plan)]
     complete = Plan(num_slots=5, head="host", workspace=True)
@@ -77,7 +86,7 @@ def test_a_request_has_the_fields_of_a_plan() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    vram=st.floats(1.5, 12),
+    vram=st.floats(2, 12),
     ram=st.one_of(st.none(), st.floats(2, 20)),
     shape=st.sampled_from([SHORT, MANY, LONG]),
 )
@@ -103,7 +112,8 @@ def test_without_a_budget_the_least_memory_next_to_the_fastest_plan_is_taken(sha
 
 
 def test_a_tight_budget_streams_and_a_loose_one_keeps_blocks() -> None:
-    tight, loose = plan(SHORT, vram=2.5), plan(SHORT, vram=5)
+    least = smallest_gb(SHORT)
+    tight, loose = plan(SHORT, vram=least), plan(SHORT, vram=least + 2)
     assert tight.plan.resident_blocks < loose.plan.resident_blocks
     assert loose.time.seconds < tight.time.seconds
 
@@ -111,9 +121,13 @@ def test_a_tight_budget_streams_and_a_loose_one_keeps_blocks() -> None:
 def test_the_binding_resource_is_named() -> None:
     assert plan(MANY, vram=24).binding == "compute"
     assert plan(SHORT, vram=24, resident_blocks=0, num_slots=2).binding == "link"
-    assert plan(SHORT, vram=2.5).binding == "device memory"
-    needed = plan(LONG, vram=4.5).prediction.host_bytes / GB
-    assert plan(LONG, vram=4.5, ram=needed - 1).binding == "host memory"
+    assert plan(SHORT, vram=smallest_gb(SHORT)).binding == "device memory"
+    frugal = plan(LONG)
+    assert frugal.plan.activations == "host"
+    without_room = frugal.prediction.host_bytes / GB - 1
+    assert (
+        plan(LONG, vram=frugal.prediction.device_bytes / GB + 0.01, ram=without_room).binding == "host memory"
+    )
 
 
 def test_pinned_fields_are_respected() -> None:
@@ -143,25 +157,24 @@ def test_a_format_without_dequantization_gets_no_workspace() -> None:
 
 @pytest.mark.parametrize("shape", [SHORT, LONG], ids=["short", "long"])
 def test_a_budget_below_the_smallest_plan_is_refused_with_the_one_that_works(shape: StepShape) -> None:
-    with pytest.raises(BudgetError, match=r"got 500 MB \(the `vram` budget; predicted: .*slots") as caught:
+    with pytest.raises(BudgetError, match=r"got 500 MB \(the `vram` budget; predicted: .*slots"):
         plan(shape, vram=0.5)
-    found = re.search(r"at least `--vram ([\d.]+GB)`", str(caught.value))
-    assert found is not None
-    least = parse_size(found[1], "vram")
-    assert plan(shape, vram=least / GB).prediction.device_bytes <= least
+    least = smallest_gb(shape)
+    assert plan(shape, vram=least).prediction.device_bytes <= least * GB
     with pytest.raises(BudgetError):
-        plan(shape, vram=least / GB - 0.02)
+        plan(shape, vram=least - 0.02)
 
 
 def test_a_refusal_says_which_rows_would_fit() -> None:
+    between = (smallest_gb(SHORT) + smallest_gb(LONG)) / 2
     with pytest.raises(BudgetError, match=r"Rows of up to \d+ tokens would fit") as caught:
-        plan(LONG, vram=2.5)
+        plan(LONG, vram=between)
     found = re.search(r"up to (\d+) tokens", str(caught.value))
     assert found is not None
     fitting = int(found[1])
-    assert plan(replace(LONG, tokens=fitting), vram=2.5).prediction.device_bytes <= 2.5 * GB
+    assert plan(replace(LONG, tokens=fitting), vram=between).prediction.device_bytes <= between * GB
     with pytest.raises(BudgetError):
-        plan(replace(LONG, tokens=fitting + Numerics().length_bucket), vram=2.5)
+        plan(replace(LONG, tokens=fitting + Numerics().length_bucket), vram=between)
 
 
 def test_narrow_micro_batches_beside_a_wide_one_need_less_and_take_less() -> None:
@@ -199,7 +212,7 @@ def test_one_more_gb_pays_where_copies_are_waited_for() -> None:
     def make(shape: StepShape, budget: Budget) -> PlannedRun:
         return make_plan(META, Numerics(), shape, budget, ASSUMED_RATES)
 
-    waiting = plan(SHORT, vram=2.5)
+    waiting = plan(SHORT, vram=smallest_gb(SHORT))
     assert advise(waiting, make).one_more_gb.time.seconds < waiting.time.seconds
     computing = plan(MANY, vram=24)
     assert advise(computing, make).one_more_gb.time.seconds == computing.time.seconds
@@ -210,7 +223,7 @@ def test_the_recommended_micro_batches_hold_the_same_rows_and_fit() -> None:
         return make_plan(META, Numerics(), shape, budget, ASSUMED_RATES)
 
     sizes = []
-    for vram in (3, 24):
+    for vram in (smallest_gb(MANY) + 0.2, 24):
         best = advise(plan(MANY, vram=vram), make).best_shape
         assert best.shape.num_micro_batches * best.shape.micro_batch_size == 8
         assert best.prediction.device_bytes <= vram * GB

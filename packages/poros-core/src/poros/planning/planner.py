@@ -118,14 +118,14 @@ def _binding(search: Search, chosen: Candidate, budget: Budget) -> str:
     def much_faster(other: Candidate | None) -> bool:
         return other is not None and other.time.seconds * (1 + BINDING_TOLERANCE) < chosen.time.seconds
 
-    # Blocks that stay on the device only spare the link; does a budget forbid anything else that would be faster?
+    if much_faster(search.fastest(budget.device_bytes, None)):
+        return "host memory"
+    # Blocks that stay on the device only spare the link; does the budget forbid anything else that would be faster?
     alike = search.pinning(
         residency=chosen.plan.residency,
         num_slots=chosen.plan.num_slots,
         resident_blocks=chosen.plan.resident_blocks,
     )
-    if much_faster(alike.fastest(budget.device_bytes, None)):
-        return "host memory"
     if much_faster(alike.fastest(None, None)):
         return "device memory"
     return "link" if chosen.time.exposed_seconds > BINDING_TOLERANCE * chosen.time.seconds else "compute"
