@@ -70,7 +70,7 @@ def resolve_budget(
         )
         if host < host_bytes:
             notes.append(_clamped("ram", host_bytes, host, host_limit))
-    allowed, limit = device_bytes, "the `vram` budget"
+    allowed, limit = device_bytes, "no limit" if device_bytes is None else "the `vram` budget"
     if device.type == "cuda":
         free = available_device_bytes(device)
         if device_bytes is None or free < device_bytes:
