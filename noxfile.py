@@ -47,8 +47,10 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def docs(session: nox.Session) -> None:
-    """Check that generated help in docs/ is current; `-- --write` regenerates it."""
+    """Check that generated help, tables and figures in docs/ are current; `-- --write` regenerates them."""
     mode = ["-r"] if "--write" in session.posargs else ["--check"]
+    if "--write" in session.posargs:  # the tests compare the figures
+        _python(session, "validation/bench/figures.py")
     candidates = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "validation" / "README.md"]
     pages = sorted(str(p.relative_to(ROOT)) for p in candidates if "[[[cog" in p.read_text())
     _python(session, "-m", "cogapp", *mode, *pages)

@@ -62,7 +62,7 @@ def read_receipts(folder: Path = RECEIPTS) -> list[Receipt]:
             found.append(
                 Receipt(
                     file=path.name,
-                    row=content["row"],
+                    row={"without": "", **content["row"]},
                     result=content["result"],
                     environment=content["environment"],
                 )

@@ -19,10 +19,10 @@ GB = 1_000_000_000
 TINY = "tiny"
 SHAPES = MappingProxyType({"7b": "qwen2.5-7b", "32b": "qwen2.5-32b", "72b": "qwen2.5-72b", TINY: TINY})
 PEERS = ("peft", "unsloth", "soup")
-HOST = MappingProxyType({"activations": "host"})
+HOST: Mapping[str, Any] = {"activations": "host"}
 # Compiled blocks read their matrices from the workspace.
-WORKSPACE = MappingProxyType({"activations": "host", "workspace": True})
-SMALLEST = MappingProxyType({"num_slots": 2, "head": "host", "activations": "host"})
+WORKSPACE: Mapping[str, Any] = {"activations": "host", "workspace": True}
+SMALLEST: Mapping[str, Any] = {"num_slots": 2, "head": "host", "activations": "host"}
 
 
 @dataclass(frozen=True, kw_only=True)
