@@ -161,24 +161,23 @@ def _bf16() -> Iterator[Row]:
     case = Case(name="32b-bf16-8mb", shape="32b", micro_batches=8, quantization="bf16_bitwise")
     yield Row(case=case, system="poros-streamed", plan=HOST)
     yield Row(case=case, system="poros-resident")
+    yield Row(case=case, system="check", plan=HOST)
 
 
 def _residents(rows: Sequence[Row]) -> Iterator[Row]:
-    """One resident row per case and numerics: the compute floor. A model too large for it has none."""
+    """One resident row per case and numerics: the compute floor."""
     seen = set()
     for row in rows:
         key = (row.case.name, row.blocks)
-        if row.case.shape != "72b" and key not in seen:
+        if key not in seen:
             seen.add(key)
             plan = {"workspace": True} if row.plan.get("workspace") else {}
             yield Row(case=row.case, system="poros-resident", blocks=row.blocks, plan=plan)
 
 
 def _checks(rows: Sequence[Row]) -> Iterator[Row]:
-    """The residency gate of every streamed row that has a resident one; eager blocks against an eager oracle too."""
+    """The residency gate of every streamed row; eager blocks against an oracle without graphs too."""
     for row in rows:
-        if row.case.shape == "72b":
-            continue
         for graphs in (True, False) if row.blocks == "eager" else (True,):
             label = "-".join(part for part in (row.label, "" if graphs else "no-graphs-oracle") if part)
             yield Row(
@@ -192,13 +191,19 @@ def _checks(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _planned_checks(rows: Sequence[Row]) -> Iterator[Row]:
-    """The residency gate of every planned row: graphs and the plan against the resident run, eager blocks without graphs.
+    """The residency gate of every planned row: the plan with graphs against the resident run, eager blocks without.
 
     The oracle must fit the card, so its budget is not enforced here.
     """
     for row in rows:
-        if row.case.shape != "72b":
-            yield replace(row, system="check", oracle_graphs=row.blocks == "compiled", target_seconds=None)
+        yield replace(row, system="check", oracle_graphs=row.blocks == "compiled", target_seconds=None)
+
+
+# What a peer documents as faster or smaller, at the steps where it could matter.
+PEER_VARIANTS: Mapping[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
+    "unsloth": ("plain-checkpointing", {"gradient_checkpointing": True}, ("512", "8x512")),
+    "soup": ("scale-cache", {"nf4_scale_cache": True}, ("512", "8x512")),
+}
 
 
 def _peers(system: str) -> Iterator[Row]:
@@ -206,6 +211,11 @@ def _peers(system: str) -> Iterator[Row]:
         steps = _steps(shape)
         for step in ("512", "2048", "8x512", "8mb"):
             yield Row(case=steps[step], system=system)
+    if system in PEER_VARIANTS:
+        label, settings, names = PEER_VARIANTS[system]
+        for shape in ("7b", "32b"):
+            for step in names:
+                yield Row(case=_steps(shape)[step], system=system, label=label, settings=settings)
 
 
 def _frontier() -> Iterator[Row]:
@@ -259,7 +269,6 @@ def _tiny() -> Iterator[Row]:
     """A few seconds on a CPU: keeps the bench itself from rotting."""
     case = Case(name="tiny-2mb", shape=TINY, micro_batches=2, tokens=16)
     yield Row(case=case, system="poros-streamed", plan={"num_slots": 2}, target_seconds=60.0)
-    yield Row(case=case, system="poros-resident")
     yield Row(case=case, system="check", plan={"residency": "streamed"}, planned=True)
     yield Row(case=case, system="peft")
 
