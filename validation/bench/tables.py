@@ -28,18 +28,27 @@ LINK = "../validation/receipts/"
 OTHERS = ("poros-resident", *PEERS)
 
 
+# Steps of the README's table, and what they are called there.
+HEADLINES = {
+    "512": "512",
+    "2048": "one sequence of 2048",
+    "8x512": "one micro-batch of 8 x 512",
+    "8mb": "8 micro-batches of 512",
+}
+
+
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _seconds(receipt: Receipt | None) -> str:
+def _seconds(receipt: Receipt | None, link: str = LINK) -> str:
     if receipt is None:
         return "-"
     if "error" in receipt.result:
-        return f"[{receipt.result['error']['kind']}]({LINK}{receipt.file})"
+        return f"[{receipt.result['error']['kind']}]({link}{receipt.file})"
     seconds, gb = receipt.result["step_seconds"], receipt.peak_bytes / 1e9
-    return f"[{seconds:.3f} s, {gb:.2f} GB]({LINK}{receipt.file})"
+    return f"[{seconds:.3f} s, {gb:.2f} GB]({link}{receipt.file})"
 
 
 def _target(value: float | None, target: float | None, unit: str) -> str:
@@ -116,6 +125,22 @@ def steps_table(receipts: Sequence[Receipt] | None = None) -> str:
         return NOTHING
     header = ["case", SYSTEMS["poros-streamed"], "time", "memory", *(SYSTEMS[name] for name in OTHERS)]
     return _table(header, rows)
+
+
+def headline_table(receipts: Sequence[Receipt] | None = None, link: str = "validation/receipts/") -> str:
+    """Return a few lines for the README: the fastest streamed run of each step beside the others."""
+    receipts = read_receipts() if receipts is None else receipts
+    rows = []
+    for shape in SHAPES:
+        for step, words in HEADLINES.items():
+            found = select(receipts, case=f"{shape}-{step}", num_blocks=None)
+            own = [r for r in found if r.row["target_gb"] is not None and r.row["system"] == "poros-streamed"]
+            if (streamed := best(own)) is None:
+                continue
+            others = [best(select(found, system=name)) for name in (*PEERS, "poros-resident")]
+            rows.append([f"{shape}, {words}", *(_seconds(r, link) for r in [*others, streamed])])
+    header = ["tokens per step", *(SYSTEMS[name] for name in (*PEERS, "poros-resident", "poros-streamed"))]
+    return _table(header, rows) if rows else NOTHING
 
 
 def bound_table(receipts: Sequence[Receipt] | None = None) -> str:

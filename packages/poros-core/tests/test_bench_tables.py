@@ -105,6 +105,13 @@ def test_a_step_stands_beside_its_resident_run_and_its_peers(receipts: list[benc
     ]
 
 
+def test_the_readme_shows_one_line_per_step(receipts: list[bench_receipts.Receipt]) -> None:
+    lines = tables.headline_table(receipts).splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines[:2]] == ["7b, 512", "7b, one sequence of 2048"]
+    assert len(lines) == 8
+    assert all("](validation/receipts/bench-" in line for line in lines)
+
+
 def test_the_frontier_takes_the_best_setting_that_fits(receipts: list[bench_receipts.Receipt]) -> None:
     points = bench_receipts.frontier(receipts, "7b", ("poros-streamed", "poros-resident"), (2, 4, 16))
     assert [point.budget_gb for point in points] == [4, 16]

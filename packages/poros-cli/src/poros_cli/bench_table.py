@@ -94,7 +94,7 @@ ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("waited for copies a step", _cell("exposed_copy_seconds", SECONDS)),
     ("link, measured", _cell("link_bytes_per_second", _rate)),
     ("peak on the device, whole process", _cell("peak_device_bytes", format_bytes)),
-    ("predicted", _cell("predicted", lambda v: format_bytes(v["device_bytes"]))),  # type: ignore[index]
+    ("peak on the device, predicted", _cell("predicted", lambda v: format_bytes(v["device_bytes"]))),  # type: ignore[index]
     ("of that, reserved by torch", _cell("peak_reserved_bytes", format_bytes)),
     ("of that, CUDA context", _cell("context_bytes", format_bytes)),
     ("peak on the host, above the imports", _cell("peak_host_bytes", format_bytes)),
