@@ -19,6 +19,7 @@ from peft.utils.other import get_pattern_key
 from torch import nn
 
 from poros.blocks.frozen_linear import FrozenLinear
+from poros.blocks.lora_linear import FrozenLoraLinear
 from poros.errors import ConfigError, explain
 from poros.interfaces import ModelParts, WeightFormat
 from poros.settings import LoraSettings
@@ -47,7 +48,7 @@ def freeze_linears(block: nn.Module, weight_format: WeightFormat, compute_dtype:
 
 def make_lora_config(lora: LoraSettings, targets: Sequence[str], parts: ModelParts) -> LoraConfig:
     """Return PEFT's config for ``lora``; ``targets`` are leaf names inside blocks."""
-    return LoraConfig(
+    config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -60,6 +61,8 @@ def make_lora_config(lora: LoraSettings, targets: Sequence[str], parts: ModelPar
         layers_pattern=None if lora.blocks is None else parts.blocks.rpartition(".")[2],
         bias="none",
     )
+    config._register_custom_module({FrozenLinear: FrozenLoraLinear})
+    return config
 
 
 def check_targets(model: nn.Module, parts: ModelParts, lora: LoraSettings, targets: Sequence[str]) -> None:

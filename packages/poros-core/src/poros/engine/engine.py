@@ -158,6 +158,7 @@ class Engine:
 
     def _run(self, state: _Pass, lowest_backward: int | None) -> None:
         schedule = self.schedule(len(state.shapes), lowest_backward)
+        self.graphs.begin_pass()
         for template in self._templates.values():
             template.set_training(state.training)
         try:

@@ -32,7 +32,8 @@ class GraphCache:
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
         self._enabled = enabled and device.type == "cuda"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
-        self._warm: set[Hashable] = set()
+        self._warm: dict[Hashable, int] = {}  # family -> the pass that ran it first
+        self._pass = 0
         self._said = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -42,11 +43,19 @@ class GraphCache:
         """How many graphs are held."""
         return len(self._graphs)
 
+    def begin_pass(self) -> None:
+        """Start a pass over the blocks. What ran as it is in an earlier one may be captured in this one.
+
+        Not within the same: memory that kernels took as they were is given back when the next capture begins, so that
+        it never lies beside the graphs' own.
+        """
+        self._pass += 1
+
     def prepare(self, key: Hashable, family: Hashable, kernels: Kernels, keep: Any) -> Kernels:
         """Return what runs ``kernels``: themselves, or the replay of their graph.
 
-        The first kernels of a family run as they are: libraries allocate and choose on first use, which must not
-        happen inside a capture. Later ones are captured, which runs nothing, and replayed.
+        In the pass that first meets a family its kernels run as they are: libraries allocate and choose on first use,
+        which must not happen inside a capture. In later passes they are captured, which runs nothing, and replayed.
 
         Args:
             key: what the addresses depend on; the same key always means the same addresses.
@@ -58,8 +67,7 @@ class GraphCache:
             return kernels
         if key in self._graphs:
             return self._graphs[key][0].replay
-        if family not in self._warm:
-            self._warm.add(family)
+        if self._warm.setdefault(family, self._pass) == self._pass:
             return kernels
         if len(self._graphs) >= MAX_GRAPHS:
             self._say_once(f"{MAX_GRAPHS} graphs are held; further shapes run without one")
