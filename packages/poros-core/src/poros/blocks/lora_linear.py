@@ -1,8 +1,8 @@
 """A frozen linear layer and its LoRA branch as one product: what PEFT's layer computes, without passes in between.
 
 PEFT adds the scaled branch to the output in kernels of their own, three more passes over the largest tensors of a
-block, and autograd adds the two gradients of the input in another. Here both sums happen inside the matrix products that
-make their last term, accumulated in float32 and rounded once.
+block, and autograd adds the two gradients of the input in another. Here both sums happen inside the matrix products
+that make their last term, accumulated in float32 and rounded once.
 
 Shape letters: N rows, I in features, O out features, R rank.
 """

@@ -53,8 +53,9 @@ BYTES_PER_GRAPH = 1_500_000
 CONTEXT_BYTES = 830_000_000
 # CUBLAS_WORKSPACE_CONFIG=:4096:8 is 32 MiB per handle and stream; the capture stream has its own.
 CUBLAS_WORKSPACE_BYTES = 2 * 32 * 2**20
-# Peak reserved over peak allocated of runs with graphs: 1.03 to 1.04 on an H200.
-RESERVED_OVER_ALLOCATED = 1.05
+# Peak reserved over peak allocated of runs with graphs is 1.03 to 1.04 on an H200; the rest is room for what the terms
+# leave out.
+RESERVED_OVER_ALLOCATED = 1.06
 
 CONTEXT, WORKSPACES, ROUNDING = "CUDA context and modules", "cuBLAS workspaces", "allocator rounding"
 # Terms that no tensor occupies.
@@ -85,6 +86,8 @@ def device_terms(
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
         terms["graph pool"] = working
+        # The first pass of another shape runs without graphs, beside the pool.
+        loss = max(loss, working if shape.num_shapes + shape.num_evaluation_shapes > 1 else 0)
         terms["captured graphs"] = num_graphs(facts, plan, shape) * BYTES_PER_GRAPH
         terms["loss chunk"] = loss
     elif loss > working:  # never alive together: the larger one makes the peak

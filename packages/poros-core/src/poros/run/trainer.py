@@ -52,6 +52,8 @@ __all__ = ["Trainer"]
 
 # What a run writes into its output folder, and what `overwrite` removes.
 OWNED = ("checkpoints", ADAPTER_FOLDER, METRICS_FILE, RUN_FILE)
+# The first captures nothing: kernels run as they are. The second captures.
+WARM_UP_PASSES = 2
 
 
 class Trainer:
@@ -248,7 +250,7 @@ class Trainer:
         return done == total or (every is not None and done % every == 0)
 
     def _warm_up(self, engine: Engine, index: int) -> None:
-        """Run the largest step before the first one, so that what will not fit fails now.
+        """Run the largest step twice before the first one, so that what will not fit fails now.
 
         It changes no bit: gradients start from zero in every step, the generator's state is put back, and neither the
         weights nor the optimizer is touched.
@@ -257,8 +259,9 @@ class Trainer:
         if not wanted:
             return
         start = time.perf_counter()
-        output = engine.step(self._largest, index)
-        torch.stack(output.losses).tolist()  # waits for the device
+        for _ in range(WARM_UP_PASSES):
+            output = engine.step(self._largest, index)
+            torch.stack(output.losses).tolist()  # waits for the device
         engine.take_statistics()  # its copies are not the first step's
         self._measure_context()
         self._tell(
