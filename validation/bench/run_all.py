@@ -27,6 +27,7 @@ from poros_rows import ConfigFolders, command, line
 
 from poros.bench import SpareProcess
 from poros.checkpoint import atomic_write_json
+from poros.parity.receipts import without_machine_paths
 
 # A row is not begun with less time left than this.
 LEAST_ROW_SECONDS = 15
@@ -80,7 +81,9 @@ def _environment(device: str) -> dict[str, Any]:
     asked = [sys.executable, "-c", ENVIRONMENT, device]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
     script = Path(sys.argv[0]).name
-    return json.loads(done.stdout.splitlines()[-1]) | {"command": shlex.join([script, *sys.argv[1:]])}
+    return json.loads(done.stdout.splitlines()[-1]) | {
+        "command": shlex.join([script, *without_machine_paths(sys.argv[1:])])
+    }
 
 
 def _write(path: Path, row: Row, result: dict[str, Any], environment: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,8 @@ def bound_table(receipts: Sequence[Receipt] | None = None) -> str:
             continue
         link = r["h2d_bytes_per_step"] / r["link_bytes_per_second"]
         floor = resident.result["step_seconds"] if resident else None
-        store = r["store_allocated_bytes"] / r["store_payload_bytes"] if r["store_payload_bytes"] else None
+        payload = r.get("store_payload_bytes")
+        store = r["store_allocated_bytes"] / payload if payload else None
         rows.append(
             [
                 _case(streamed),
@@ -163,8 +164,8 @@ def bound_table(receipts: Sequence[Receipt] | None = None) -> str:
                 "-" if floor is None else f"{max(link, floor) / r['step_seconds']:.0%}",
                 "-" if floor is None else f"{r['step_seconds'] / floor:.3f}",
                 f"{r['exposed_copy_seconds'] * 1000:.0f} ms",
-                f"{r['predicted']['device_bytes'] / streamed.peak_bytes:.2f}",
-                f"{r['predicted']['step_seconds'] / r['step_seconds']:.2f}",
+                _ratio(r, "device_bytes", streamed.peak_bytes),
+                _ratio(r, "step_seconds", r["step_seconds"]),
                 "-" if store is None else f"{store:.3f}",
                 f"{r['peak_host_bytes'] / 1e9:.1f} GB",
             ]
@@ -176,6 +177,12 @@ def bound_table(receipts: Sequence[Receipt] | None = None) -> str:
         *("predicted / measured peak", "predicted / measured step", "store / payload", "host"),
     ]
     return _table(header, rows)
+
+
+def _ratio(result: Mapping[str, Any], name: str, measured: float) -> str:
+    """Return predicted over measured; some records hold no prediction."""
+    predicted = result.get("predicted", {}).get(name)
+    return "-" if predicted is None else f"{predicted / measured:.2f}"
 
 
 def checks_table(receipts: Sequence[Receipt] | None = None) -> str:

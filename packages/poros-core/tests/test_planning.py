@@ -104,6 +104,16 @@ def test_every_plan_fits_its_budgets_and_more_memory_is_never_slower(
     assert larger.time.seconds <= smaller.time.seconds * (1 + RESOLUTION)
 
 
+@pytest.mark.parametrize("tokens", [512, 1024, 2048])
+@pytest.mark.parametrize("vram", [3.5, 4, 4.2, 4.5, 5, 8])
+def test_a_frugal_plan_fits_what_is_free_on_the_device(vram: float, tokens: int) -> None:
+    shape = StepShape(num_micro_batches=1, micro_batch_size=1, tokens=tokens)
+    compiled = Numerics(blocks="compiled")
+    free = Budget(device_bytes=int(vram * GB), frugal=True)
+    planned = make_plan(META, compiled, shape, free, ASSUMED_RATES)
+    assert planned.prediction.device_bytes <= vram * GB
+
+
 @pytest.mark.parametrize("shape", [SHORT, MANY], ids=["short", "many"])
 def test_without_a_budget_the_least_memory_next_to_the_fastest_plan_is_taken(shape: StepShape) -> None:
     frugal, fastest = plan(shape), plan(shape, vram=1000)

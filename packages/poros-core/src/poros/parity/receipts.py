@@ -15,7 +15,7 @@ import torch
 
 from poros.checkpoint import atomic_write_json
 
-__all__ = ["COMMIT_VARIABLE", "environment", "write_receipt"]
+__all__ = ["COMMIT_VARIABLE", "environment", "without_machine_paths", "write_receipt"]
 
 # A machine that received a copy of the tree without its history is told the commit here.
 COMMIT_VARIABLE = "POROS_COMMIT"
@@ -26,7 +26,7 @@ PACKAGES = ("poros-core", "torch", "transformers", "peft", "bitsandbytes", "safe
 def environment(device: torch.device) -> dict[str, Any]:
     """Return command, commit, device, driver and versions."""
     facts: dict[str, Any] = {
-        "command": " ".join(_without_machine_paths(sys.argv)),
+        "command": " ".join(without_machine_paths(sys.argv)),
         "commit": os.environ.get(COMMIT_VARIABLE)
         or _run("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "device": str(device),
@@ -49,7 +49,7 @@ def write_receipt(path: Path, device: torch.device, measured: Mapping[str, Any])
     atomic_write_json(path, {"environment": environment(device), **measured})
 
 
-def _without_machine_paths(arguments: Sequence[str]) -> list[str]:
+def without_machine_paths(arguments: Sequence[str]) -> list[str]:
     """Shorten absolute paths to their last part: where a machine keeps its files is nobody's business."""
     return [Path(argument).name if Path(argument).is_absolute() else argument for argument in arguments]
 

@@ -94,7 +94,10 @@ def make_plan(
     chosen = fastest
     if budget.frugal:
         allowed = fastest.time.seconds * (1 + FRUGAL_TOLERANCE)
-        chosen = search.smallest(budget.host_bytes, within_seconds=allowed) or fastest
+        smaller = search.smallest(budget.host_bytes, within_seconds=allowed)
+        # Bisecting finds the smallest of each choice to the resolution of predictions only: the fastest may be smaller.
+        if smaller is not None and smaller.memory.device_bytes < fastest.memory.device_bytes:
+            chosen = smaller
     return PlannedRun(
         plan=chosen.plan,
         shape=shape,
