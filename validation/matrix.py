@@ -81,7 +81,8 @@ def cost_table(prefix: str = "", shapes: tuple[str, ...] = ORDER) -> str:
 def reference_table() -> str:
     """Return the distance to the unpatched loop, one row per case and device."""
     lines = [
-        "| device | case | largest difference of a step's loss | smallest cosine of a first gradient | of all steps | receipt |",
+        "| device | case | largest difference of a step's loss | smallest cosine of first gradients "
+        "| of all steps | receipt |",
         "|---|---|---|---|---|---|",
     ]
     for path in sorted(RECEIPTS.glob("reference-*.json")):
@@ -90,7 +91,8 @@ def reference_table() -> str:
             first = found.get("first_gradient_cosine")  # older receipts do not hold it
             lines.append(
                 f"| {receipt['environment']['device']} | {name} | {found['max_loss_difference']:.1e} | "
-                f"{'-' if first is None else f'{first:.7f}'} | {found['min_gradient_cosine']:.7f} | {_link(path.name, 'JSON', '')} |"
+                f"{'-' if first is None else f'{first:.7f}'} | {found['min_gradient_cosine']:.7f} | "
+                f"{_link(path.name, 'JSON', '')} |"
             )
     return "\n".join(lines)
 

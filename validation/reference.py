@@ -20,6 +20,7 @@ from poros.interfaces import ParityCase
 from poros.parity.gates import reference
 from poros.parity.receipts import write_receipt
 from poros.plugins import load_registry
+from poros.settings import Numerics
 from poros_arch_qwen.parity_cases import PARITY_CASES
 from poros_arch_qwen.real_shapes import real_config
 
@@ -39,7 +40,8 @@ def cases(device: torch.device) -> list[ParityCase]:
                 row_lengths=((512,), (475,)),
                 lora={"rank": 16, "alpha": 32},
                 length_bucket=64,
-                loss_chunk_positions=256,
+                loss_chunk_positions=Numerics().loss_chunk_positions,
+                loss_chunk_vocabulary=Numerics().loss_chunk_vocabulary,
             )
             for shape, architecture in (("qwen2.5-7b", "qwen2"), ("qwen3-8b", "qwen3"))
             for dtype in (torch.bfloat16, torch.float32)

@@ -62,3 +62,9 @@ def rows(tmp_path: Path) -> Path:
     lines = [{"instruction": f"Say {index}", "output": f"Number {index}."} for index in range(12)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+@pytest.fixture
+def device(tier: str) -> str:
+    """What ``--device`` of a run is in this tier."""
+    return "cuda" if tier == "gpu" else "cpu"

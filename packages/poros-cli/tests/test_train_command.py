@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ from poros.run import Reporter, StepEvent
 from poros_cli.main import run
 from poros_cli.output import ProgressReporter
 
+Train = Callable[..., int]
 
-def train(model: Path, rows: Path, output: Path, *more: str) -> int:
-    arguments = ["--model", str(model), "--data", str(rows), "--output", str(output), "--device", "cpu"]
-    return run(["train", *arguments, "--micro-batches", "2", *more])
+
+@pytest.fixture
+def train(device: str) -> Train:
+    """Run `poros train` on the tier's device."""
+
+    def trained(model: Path, rows: Path, output: Path, *more: str) -> int:
+        arguments = ["--model", str(model), "--data", str(rows), "--output", str(output), "--device", device]
+        return run(["train", *arguments, "--micro-batches", "2", *more])
+
+    return trained
 
 
 def adapter(output: Path) -> dict[str, torch.Tensor]:
@@ -27,7 +36,7 @@ def adapter(output: Path) -> dict[str, torch.Tensor]:
 
 
 def test_flags_alone_train_and_summarize(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(model, rows, tmp_path / "out", "--max-steps", "3", "--eval-data", str(rows)) == 0
     shown = capsys.readouterr().out
@@ -44,20 +53,20 @@ def test_flags_alone_train_and_summarize(
 
 
 def test_a_config_file_with_overrides_gives_the_same_bits_as_flags(
-    model: Path, rows: Path, tmp_path: Path
+    train: Train, device: str, model: Path, rows: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         f"model: {model}\ndata: {rows}\noutput: {tmp_path / 'a'}\nmicro_batches: 2\nmax_steps: 9\n"
     )
-    assert run(["train", str(config), "--set", "max_steps=2", "--device", "cpu"]) == 0
+    assert run(["train", str(config), "--set", "max_steps=2", "--device", device]) == 0
     assert train(model, rows, tmp_path / "b", "--max-steps", "2") == 0
     a, b = adapter(tmp_path / "a"), adapter(tmp_path / "b")
     assert set(a) == set(b)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_residency_changes_no_bit(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_residency_changes_no_bit(train: Train, model: Path, rows: Path, tmp_path: Path) -> None:
     for residency in ("streamed", "resident"):
         assert train(model, rows, tmp_path / residency, "--max-steps", "2", "--residency", residency) == 0
     streamed, resident = adapter(tmp_path / "streamed"), adapter(tmp_path / "resident")
@@ -66,6 +75,7 @@ def test_residency_changes_no_bit(model: Path, rows: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_exits_with_130_and_resumes_to_the_same_bits(
+    train: Train,
     model: Path,
     rows: Path,
     tmp_path: Path,
@@ -91,7 +101,7 @@ def test_an_interrupted_run_exits_with_130_and_resumes_to_the_same_bits(
 
 
 def test_resuming_with_another_rank_or_other_data_is_refused_with_old_and_new(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(model, rows, tmp_path / "out", "--max-steps", "1", "--rank", "8") == 0
     before = sorted((tmp_path / "out").rglob("*"))
@@ -104,7 +114,7 @@ def test_resuming_with_another_rank_or_other_data_is_refused_with_old_and_new(
 
 
 def test_a_nan_run_fails_with_exit_code_1_and_no_adapter(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     huge = ("--learning-rate", "1e38", "--set", "optimizer.max_grad_norm=null")
     assert train(model, rows, tmp_path / "out", *huge) == 1
@@ -113,7 +123,7 @@ def test_a_nan_run_fails_with_exit_code_1_and_no_adapter(
 
 
 def test_warnings_are_one_line_each(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(model, rows, tmp_path / "out", "--max-steps", "1", "--quantization", "bf16_bitwise") == 0
     shown = capsys.readouterr()
