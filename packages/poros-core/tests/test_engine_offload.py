@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 import torch
 
+from poros.engine import offload
 from poros.engine.offload import NUM_RING_ROWS, HostActivations
+from poros.parity.case_run import CaseRun
+from poros.parity.compare import compare
+from poros.settings import Plan
 
 CPU = torch.device("cpu")
 SHAPES = ((2, 3), (1, 5))
@@ -73,3 +80,50 @@ def test_an_evaluation_moves_nothing() -> None:
     activations.begin(SHAPES, together=True, lowest_backward=None)
     run_pass(activations, 9, None, (0, 1))
     assert activations.offloaded_bytes == activations.loaded_bytes == 0
+
+
+# ---- copies as late as they may be
+
+
+class LateLane:
+    """Runs a copy only when somebody waits for its event: the latest that a side stream may be."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._queue: list[tuple[torch.Tensor, torch.Tensor, list[Any]]] = []
+        self._done = 0
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, *, after: Iterable[Any]) -> Any:
+        self._queue.append((target, source, [event for event in after if event is not None]))
+        return self, len(self._queue)
+
+    def run_to(self, end: int) -> None:
+        while self._done < end:
+            target, source, after = self._queue[self._done]
+            self._done += 1
+            for lane, place in after:
+                lane.run_to(place)
+            target.copy_(source)
+
+
+def wait_for(device: torch.device, event: Any) -> None:
+    if event is not None:
+        lane, place = event
+        lane.run_to(place)
+
+
+def wait_for_nothing(device: torch.device, event: Any) -> None:
+    """The fault: whoever reads a row takes it as it is."""
+
+
+@pytest.mark.parametrize(("wait", "outcome"), [(wait_for, "equal"), (wait_for_nothing, "different")])
+def test_rows_that_arrive_late_are_waited_for(
+    wait: Callable[..., None],
+    outcome: str,
+    start_run: Callable[..., CaseRun],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    oracle = start_run(Plan(residency="resident"), compute_dtype=torch.float32).train(2)
+    monkeypatch.setattr(offload, "CopyLane", LateLane)
+    monkeypatch.setattr(offload, "wait", wait)
+    late = start_run(Plan(activations="host"), compute_dtype=torch.float32).train(2)
+    assert compare(oracle, late).outcome == outcome

@@ -297,3 +297,27 @@ def test_assumed_rates_reproduce_the_measured_compute_floors(case: tuple[str, in
     facts = model_facts(make_meta(28), numerics)
     seconds = predict_step_time(facts, ASSUMED_RATES, numerics, placed, shape, "cuda").seconds
     assert abs(seconds / FLOORS[case] - 1) < FLOOR_TOLERANCE
+
+
+def test_sliding_layers_past_their_window_are_planned_with_the_scores_that_they_keep() -> None:
+    """Flash attention takes no mask: such a layer keeps its scores."""
+    config = Qwen2Config(
+        vocab_size=1000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        use_sliding_window=True,
+        sliding_window=1024,
+        max_window_layers=2,
+    )
+    meta = describe_model(config)[2]
+
+    def pool(tokens: int) -> int:
+        shape = StepShape(num_micro_batches=1, micro_batch_size=1, tokens=tokens)
+        terms = predict(meta, numerics=Numerics(), plan=Plan(), shape=shape).device
+        return terms["graph pool"]
+
+    assert pool(1024) < 1024 * 8 * 1024 * 4
+    assert pool(2048) > 2048 * 8 * 2048 * 4

@@ -163,6 +163,14 @@ def test_memory_of_other_processes_is_not_taken_for_a_context(monkeypatch: pytes
         assert context_bytes(torch.device("cuda", 0)) == expected
 
 
+def test_a_held_out_row_longer_than_any_other_is_planned_for(make_steps: type) -> None:
+    steps = make_steps()
+    longest = steps.row(0)
+    longest.input_ids = longest.labels = torch.ones(1, 40, dtype=torch.int64)
+    largest, shape = survey_steps(steps, [longest])
+    assert shape.tokens == shape_of(largest).tokens == 40
+
+
 def test_the_largest_micro_batches_hold_the_longest_row_of_any_step(make_steps: type) -> None:
     steps = make_steps()
     largest, shape = survey_steps(steps, [steps.row(0), steps.row(5), steps.row(1)])

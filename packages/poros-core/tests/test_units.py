@@ -26,7 +26,24 @@ def test_a_size_is_read(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["8", "GiB", "6 potatoes", "-1GB", "", "0GB", "8G", "8,5GB", "1e10", "8 GB of it", "0", "½GB"]
+    "text",
+    [
+        "9" * 400 + "GB",
+        "9" * 5000,
+        "0.0001KB",
+        "8",
+        "GiB",
+        "6 potatoes",
+        "-1GB",
+        "",
+        "0GB",
+        "8G",
+        "8,5GB",
+        "1e10",
+        "8 GB of it",
+        "0",
+        "½GB",
+    ],
 )
 def test_anything_else_is_refused_with_examples(text: str) -> None:
     with pytest.raises(

@@ -14,6 +14,8 @@ GB = 10**9
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", re.IGNORECASE)
 # A smaller number without a unit is a number of something else: nothing trains in a megabyte.
+# Longer texts name no memory that exists.
+LONGEST = 32
 LEAST_PLAIN_BYTES = 10**6
 EXAMPLES = "8GB (8e9 bytes), 8GiB, 8000MB, or plain bytes such as 8000000000"
 
@@ -29,10 +31,10 @@ def parse_size(text: str, name: str) -> int:
         ConfigError: it is none of these; examples are named.
     """
     stripped = text.strip()
-    match = SIZE.fullmatch(stripped)
-    if match is not None and float(match[1]) > 0:
-        return int(float(match[1]) * UNITS[match[2].upper()])
-    plain = stripped.isascii() and stripped.isdecimal()
+    match = SIZE.fullmatch(stripped) if len(stripped) <= LONGEST else None
+    if match is not None and (count := int(float(match[1]) * UNITS[match[2].upper()])) > 0:
+        return count
+    plain = stripped.isascii() and stripped.isdecimal() and len(stripped) <= LONGEST
     if plain and int(stripped) >= LEAST_PLAIN_BYTES:
         return int(stripped)
     hint = f"Did you mean `{stripped}GB`?" if plain and int(stripped) > 0 else None

@@ -25,6 +25,7 @@ from poros.planning.rates import assumed_rates
 from poros.planning.request import Budget
 from poros.planning.shape import StepShape
 from poros.plugins import Registry
+from poros.run.memory import resolve_budget
 from poros.run.opening import describe_model
 from poros.settings import OptimizerSettings, Plan
 
@@ -86,15 +87,18 @@ def plan_run(spec: BenchSpec, registry: Registry, device: torch.device) -> Plann
         StepShape(
             num_micro_batches=spec.micro_batches, micro_batch_size=spec.micro_batch_size, tokens=spec.tokens
         ),
-        Budget(
-            device_bytes=spec.memory_limit_bytes if spec.planned else None,
-            device_limit="the bench's memory limit",
-            frugal=spec.planned and spec.memory_limit_bytes is None,
-        ),
+        _budget(spec, device),
         assumed_rates(numerics.compute_dtype),
         request=spec.make_request(),
         device_type=device.type,
     )
+
+
+def _budget(spec: BenchSpec, device: torch.device) -> Budget:
+    """A plan that is given is only predicted; one that is chosen must fit this machine."""
+    if not spec.planned:
+        return Budget(frugal=False)
+    return resolve_budget(device, device_bytes=spec.memory_limit_bytes, host_bytes=None)[0]
 
 
 def start_run(spec: BenchSpec, plan: Plan, registry: Registry, device: torch.device) -> BenchRun:

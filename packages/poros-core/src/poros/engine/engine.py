@@ -161,8 +161,10 @@ class Engine:
         self.graphs.begin_pass()
         for template in self._templates.values():
             template.set_training(state.training)
+        # Streams, events and captures belong to the device that is current.
+        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
         try:
-            with self._dropout(state.training):
+            with on_device, self._dropout(state.training):
                 for op in schedule.ops:
                     self._execute(op, state)
         except BaseException:

@@ -30,6 +30,7 @@ class GraphCache:
     """
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self._device = device
         self._enabled = enabled and device.type == "cuda"
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._warm: dict[Hashable, int] = {}  # family -> the pass that ran it first
@@ -80,7 +81,7 @@ class GraphCache:
 
     def _capture(self, kernels: Kernels) -> torch.cuda.CUDAGraph | None:
         if self._stream is None:
-            self._stream = torch.cuda.Stream()
+            self._stream = torch.cuda.Stream(self._device)
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -93,6 +94,8 @@ class GraphCache:
             raise
         except RuntimeError as error:
             self._enabled = False
+            self._graphs.clear()  # nothing replays them any more, and their pool is large
+            self._pool = None
             reason = str(error).strip().splitlines()[0]
             self._say_once(f"this block cannot be captured ({reason})")
             return None

@@ -173,7 +173,8 @@ def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:
 
 def _score_bytes(facts: ModelFacts, numerics: Numerics, shape: StepShape, device_type: str) -> int:
     """The math backend keeps a (B, N, T, T) matrix; flash attention keeps none."""
-    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=False)
+    masked = any(kind.masked(shape.tokens) for kind in facts.kinds)
+    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=masked)
     if backend != SDPBackend.MATH:
         return 0
     return SCORE_COPIES * shape.micro_batch_size * facts.num_heads * shape.tokens**2 * FLOAT32_BYTES

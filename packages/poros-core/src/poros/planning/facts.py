@@ -6,12 +6,16 @@ Shape letters: O and I of a linear layer, R LoRA rank, D hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poros.adapters import base_linears
 from poros.bank import GROUPS
 from poros.blocks.kinds import BlockKind
 from poros.model import MetaModel
 from poros.settings import Numerics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 __all__ = ["KindFacts", "ModelFacts", "model_facts"]
 
@@ -29,6 +33,7 @@ class KindFacts:
         num_linears: its linear layers.
         adapter_weights: LoRA elements, without padding.
         adapter_row: LoRA elements of one row of the bank, padding included.
+        window: tokens that a position sees in a sliding layer; None sees all before it.
     """
 
     blocks: tuple[int, ...]
@@ -40,6 +45,11 @@ class KindFacts:
     num_linears: int
     adapter_weights: int
     adapter_row: int
+    window: int | None
+
+    def masked(self, tokens: int) -> bool:
+        """Whether attention over so many tokens needs a mask, which flash attention does not take."""
+        return self.window is not None and tokens > self.window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +99,7 @@ class ModelFacts:
 def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
     """Return the numbers of a meta model."""
     config = meta.config
-    kinds = tuple(_kind_facts(kind) for kind in meta.kinds)
+    kinds = tuple(_kind_facts(kind, config) for kind in meta.kinds)
     hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or hidden // num_heads)
     return ModelFacts(
@@ -112,11 +122,13 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
     )
 
 
-def _kind_facts(kind: BlockKind) -> KindFacts:
+def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
+    window = getattr(config, "sliding_window", None) if kind.layer_type == "sliding_attention" else None
     linears = [linear for _, linear in base_linears(kind.prototype)]
     sizes = [linear.in_features * linear.out_features for linear in linears]
     dequantized = [size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize]
     return KindFacts(
+        window=None if window is None else int(window),
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
         weights=sum(sizes),

@@ -81,7 +81,7 @@ def visit_cost(
         (kind.widths + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.mean_positions * facts.compute_bytes
     )
     memory = between * MEMORY_PASSES[numerics.blocks] / rates.memory_bytes_per_second
-    forward_attention, backward_attention = _attention(facts, rates, numerics, shape, device_type)
+    forward_attention, backward_attention = _attention(kind, facts, rates, numerics, shape, device_type)
     forward = frozen + adapter + FORWARD_SHARE * memory + forward_attention
     backward = (
         BACKWARD_PRODUCTS * frozen
@@ -120,13 +120,19 @@ def optimizer_seconds(facts: ModelFacts, rates: Rates) -> float:
 
 
 def _attention(
-    facts: ModelFacts, rates: Rates, numerics: Numerics, shape: StepShape, device_type: str
+    kind: KindFacts,
+    facts: ModelFacts,
+    rates: Rates,
+    numerics: Numerics,
+    shape: StepShape,
+    device_type: str,
 ) -> tuple[float, float]:
     square = shape.micro_batch_size * shape.tokens**2
     flops = 2 * square * facts.head_width  # two products, half of them masked
     unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second
     forward, backward = ATTENTION_FORWARD * unit, ATTENTION_BACKWARD * unit
-    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=False)
+    masked = kind.masked(shape.tokens)
+    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=masked)
     if backend == SDPBackend.MATH:
         scores = square * facts.num_heads * 4 / rates.memory_bytes_per_second
         forward += SCORE_PASSES_FORWARD * scores

@@ -39,7 +39,7 @@ class StartEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpEvent:
-    """The largest step ran once, and its result was thrown away.
+    """The largest step ran twice, and its results were thrown away.
 
     Attributes:
         tokens: positions that went through the blocks, padding included.

@@ -30,7 +30,7 @@ class RunSettings:
             predicted to run at its full speed.
         host_budget_bytes: host memory that the run may take besides the process itself; None is what is free.
         plan: where everything lives; fields of a `PlanRequest` that are None are chosen by the planner.
-        warm_up: run the largest step once before the first one, without using its result; None is on a GPU, where
+        warm_up: run the largest step twice before the first one, without using its results; None is on a GPU, where
             memory is allocated and graphs are captured in it.
     """
 

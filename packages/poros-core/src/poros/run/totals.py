@@ -61,7 +61,9 @@ def survey_steps(
 ) -> tuple[tuple[MicroBatch, ...], StepShape]:
     """Return micro-batches that need as much memory as any step of a run, and what the planner must know about them.
 
-    They are the largest step's, with the widest micro-batch of all. Of a very long run the first steps are looked at.
+    They are the largest step's, with the widest micro-batch of all, held-out ones included: these only run forward, but
+    an evaluation that does not fit would otherwise fail when the training is done. Of a very long run the first steps
+    are looked at.
     """
     largest: Sequence[MicroBatch] = ()
     widest: MicroBatch | None = None
@@ -74,6 +76,7 @@ def survey_steps(
             if widest is None or _positions(batch) > _positions(widest):
                 widest = batch
     assert widest is not None, "a step source without a step"
+    widest = max(widest, *evaluation, key=_positions) if evaluation else widest
     place = max(range(len(largest)), key=lambda index: _positions(largest[index]))
     together = (*largest[:place], widest, *largest[place + 1 :])
     shape = replace(
