@@ -77,7 +77,8 @@ class HostArena:
                 warnings.warn(
                     f"Page-locking host memory stopped after {start / 2**30:.2f} of {self.total_bytes / 2**30:.2f} "
                     f"GiB (cudaHostRegister returned {code}). This is a limit on page-locked memory (ulimit -l, WSL "
-                    "or the container), not on GPU memory. Copies from and to the rest are slower; the bits are the same.",
+                    "or the container), not on GPU memory. Copies from and to the rest are slower; the bits are "
+                    "the same.",
                     RuntimeWarning,
                     stacklevel=3,
                 )
