@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from poros.bench.link import link_bytes_per_second
 from poros.determinism import configure
 from poros.interfaces import ParityCase
 from poros.parity import compare
@@ -38,7 +39,6 @@ from poros_quant.aliasing import MAX_FAULTY_COSINE, reproduce_aliasing
 NUM_STEPS = 3
 TIMED_STEPS = 2
 LARGE_STEP_MICRO_BATCHES = 8
-LINK_PROBE_BYTES = 1 << 30
 
 CONTROLS = FAULTS | GRAPH_FAULTS
 
@@ -67,23 +67,6 @@ def make_case(shape: str, weight_format: str, num_blocks: int | None, tokens: in
         loss_chunk_positions=Numerics().loss_chunk_positions,
         loss_chunk_vocabulary=Numerics().loss_chunk_vocabulary,
     )
-
-
-def link_bytes_per_second(device: torch.device) -> float:
-    """Measure the pinned host-to-device rate with one large copy, best of three."""
-    from poros.blocks.host_memory import HostArena
-
-    arena = HostArena([LINK_PROBE_BYTES], pin=True)
-    target = torch.empty(LINK_PROBE_BYTES, dtype=torch.uint8, device=device)
-    seconds = []
-    for _ in range(3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        target.copy_(arena.region(0), non_blocking=True)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    arena.close()
-    return LINK_PROBE_BYTES / min(seconds)
 
 
 def timed_steps(run: CaseRun, row_lengths: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
