@@ -250,3 +250,24 @@ def test_shapes_that_change_from_step_to_step_change_no_bit(start_run: StartRun)
 
     verdict = compare(train(RESIDENT), train(Plan(num_slots=2, order=MICRO_BATCH_MAJOR)))
     assert verdict.outcome == "equal", verdict.detail
+
+
+# ---- compiled blocks
+
+
+class NoCompilerError(torch._dynamo.exc.TorchDynamoException):
+    inner_exception = RuntimeError("cc: command not found")
+
+
+def test_a_block_that_cannot_be_compiled_is_refused_in_the_compiler_s_words(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **options: object) -> Callable[..., None]:
+        def call(*args: object) -> None:
+            raise NoCompilerError
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(UserError, match=r"Cannot compile a block: .* RuntimeError: cc: command not found"):
+        start_run(blocks="compiled").train(1)

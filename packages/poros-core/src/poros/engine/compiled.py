@@ -32,6 +32,8 @@ OPTIONS: dict[str, Any] = {
 }
 # Past dynamo's limit a call would silently run eagerly, with other bits.
 MAX_COMPILATIONS = 1 << 20
+# Of a compiler's message, enough to see what it misses.
+MAX_CAUSE = 300
 
 
 class CompiledBlock:
@@ -86,11 +88,12 @@ class CompiledBlock:
         try:
             output: torch.Tensor = self._call(tensors, hidden, context)
         except torch._dynamo.exc.TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", error)  # what the compiler itself raised
             raise UserError(
                 explain(
                     "Cannot compile a block",
                     expected="a layer that `torch.compile` can trace, and a working C compiler",
-                    got=f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+                    got=f"{type(cause).__name__}: {' '.join(str(cause).split())[:MAX_CAUSE]}",
                     where="numerics.blocks",
                     next_step="Use `blocks: eager`, or install a compiler (`apt install gcc`, python headers included)",
                 )
