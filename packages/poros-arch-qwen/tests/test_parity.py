@@ -23,8 +23,8 @@ from poros_arch_qwen.parity_cases import PARITY_CASES
 FLOAT32_TOLERANCE = 1e-5
 BFLOAT16_LOSS_TOLERANCE = 2.6e-3
 MIN_GRADIENT_COSINE = 0.999
-# Against gradients in float32 the worst tensor of Poros has 0.9994, of PEFT 0.9992 (four tiny cases, same machine): they
-# round in different places, so their errors add up. 0.9989 was found with torch 2.11 and Transformers 5.17.
+# Against gradients in float32 the worst tensor of Poros has 0.9994, of PEFT 0.9992 (four tiny cases, same machine).
+# They round in different places, so their errors add up. 0.9989 was found with torch 2.11 and Transformers 5.17.
 BFLOAT16_GRADIENT_COSINE = 0.998
 
 # A fault shows in the first step; the second shows that it does not heal.
