@@ -24,7 +24,7 @@ def configure(device: torch.device) -> None:
     Must run before the first cuBLAS call of the process.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Placement, not bits: segments that grow leave fewer holes, 0.2 GB of a 4 GB budget at 7B.
+    # Placement, not bits: segments that grow leave fewer holes.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     torch.use_deterministic_algorithms(True)
     # Deterministic mode fills every new allocation with NaN as a debugging aid; the gates poison what matters

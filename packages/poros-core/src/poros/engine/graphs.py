@@ -35,7 +35,7 @@ class GraphCache:
         self._graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._warm: dict[Hashable, int] = {}  # family -> the pass that ran it first
         self._pass = 0
-        self._said = False
+        self._said: set[str] = set()
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -102,9 +102,9 @@ class GraphCache:
         return graph
 
     def _say_once(self, reason: str) -> None:
-        if self._said:
+        if reason in self._said:
             return
-        self._said = True
+        self._said.add(reason)
         warnings.warn(
             f"CUDA graphs are not used from here on: {reason}. Steps launch every kernel by itself: slower, the same "
             "bits.",

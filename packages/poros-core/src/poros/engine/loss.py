@@ -29,6 +29,7 @@ class LossHead:
 
     Attributes:
         sizes, starts: per vocabulary chunk, its entries and its first one; (chunks, 1) int64 on the device.
+        columns: the numbers of a chunk's entries, (C,) int64 on the device.
 
     Args:
         norm: the final norm, bound to device memory.
@@ -56,6 +57,7 @@ class LossHead:
         device = next(norm.parameters()).device
         sizes = torch.tensor([chunk.shape[0] for chunk in self.chunks])
         self.sizes = sizes[:, None].to(device)
+        self.columns = torch.arange(int(sizes.max()), device=device)
         self.starts = (sizes.cumsum(0) - sizes)[:, None].to(device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -151,7 +153,7 @@ class RunningLoss:
         slope = None if head.softcap is None or not self._training else 1 - (logits / head.softcap).square()
         exponentials = logits.sub_(maximum[:, None]).exp_()
         # A scatter would do, but its deterministic form on a GPU sorts.
-        columns = torch.arange(exponentials.shape[1], device=exponentials.device)
+        columns = head.columns[: exponentials.shape[1]]
         exponentials.masked_fill_(columns == torch.where(inside, local.squeeze(1), -1)[:, None], 0)
         decay = (self._maximum[rows] - maximum).exp_()
         self._others[rows] = self._others[rows] * decay + exponentials.sum(1)

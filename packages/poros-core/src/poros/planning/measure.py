@@ -34,7 +34,7 @@ Clock = Callable[[Work], float]
 
 
 def measure_rates(device: torch.device, compute_dtype: torch.dtype, kind: BlockKind) -> Rates:
-    """Measure link, products, dequantization, memory and launches. Below two seconds on a GPU.
+    """Measure link, products, dequantization, memory and launches, each in a few short rounds.
 
     Args:
         device: where the run computes.
