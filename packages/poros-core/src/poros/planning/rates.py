@@ -38,8 +38,8 @@ class Rates:
 
 # Of one H200 on PCIe 5 x16 (torch 2.11, bitsandbytes 0.50.2): the link was measured directly, 790 TFLOP/s is what its
 # arithmetic was timed at; the others are solved from the compute floors of a 7B and a 32B block at 512 and 4096 tokens
-# (3.0 and 14.3 ms, 5.25 and 25.0 ms a block), which they reproduce within 10 %. A launch is what eager steps took, 14 ms
-# a block and micro-batch, divided by its operations.
+# (3.0 and 14.3 ms, 5.25 and 25.0 ms a block), which they reproduce within 10 %. A launch is what eager steps took,
+# 14 ms a block and micro-batch, divided by its operations.
 ASSUMED_RATES = Rates(
     origin="ASSUMED: what was measured on one H200 with PCIe 5 x16; another card differs",
     measured=False,
