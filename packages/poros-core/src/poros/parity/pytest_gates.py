@@ -82,23 +82,26 @@ class ParityGates:
             )
 
     @pytest.fixture(scope="class")
-    def device(self, tier: str) -> torch.device:
+    @classmethod
+    def device(cls, tier: str) -> torch.device:
         chosen = torch.device("cuda" if tier == "gpu" else "cpu")
         configure(chosen)
         return chosen
 
     @pytest.fixture(scope="class")
-    def oracles(self, device: torch.device) -> gates.Oracles:
+    @classmethod
+    def oracles(cls, device: torch.device) -> gates.Oracles:
         return gates.Oracles(load_registry(), device)
 
     @pytest.fixture(scope="class")
-    def half_trained(self, device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> CaseFolder:
+    @classmethod
+    def half_trained(cls, device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> CaseFolder:
         """Return the checkpoint folder of a case's first half, trained once in a process of its own."""
 
         @functools.cache
         def folder_of(name: str) -> Path:
             folder = tmp_path_factory.mktemp(name)
-            gates.save_half(next(case for case in self.cases() if case.name == name), device, folder)
+            gates.save_half(next(case for case in cls.cases() if case.name == name), device, folder)
             return folder
 
         return lambda case: folder_of(case.name)
