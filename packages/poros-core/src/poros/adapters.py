@@ -27,7 +27,15 @@ from poros.settings import LoraSettings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ADAPTER", "freeze_linears", "initial_weights", "inject", "lora_layers", "make_lora_config"]
+__all__ = [
+    "ADAPTER",
+    "freeze_linears",
+    "initial_weights",
+    "inject",
+    "lora_layers",
+    "make_lora_config",
+    "matched_blocks",
+]
 
 ADAPTER = "default"
 
@@ -159,6 +167,15 @@ def lora_layers(module: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
     for name, child in module.named_modules():
         if isinstance(child, LoraLayer):
             yield name, child
+
+
+def matched_blocks(blocks: nn.ModuleList, targets: Sequence[str]) -> dict[str, list[int]]:
+    """Return, per target leaf name, the injected blocks in which it is adapted."""
+    found: dict[str, list[int]] = {target: [] for target in targets}
+    for index, block in enumerate(blocks):
+        for leaf in {path.rpartition(".")[2] for path, _ in lora_layers(block)}:
+            found[leaf].append(index)
+    return found
 
 
 def initial_weights(layer: LoraLayer, name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
