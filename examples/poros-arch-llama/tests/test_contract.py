@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from poros_arch_llama import plugin
 from transformers import LlamaConfig
 
 from poros.testing import assert_contract
-from poros_arch_llama import plugin
 
 
 def tiny() -> LlamaConfig:

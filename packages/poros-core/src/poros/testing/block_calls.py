@@ -83,7 +83,8 @@ def check_embedding(subject: Subject, _: Oracles) -> None:
     """Embedding rows times `Architecture.embedding_scale` are what the first block gets."""
     seen = record(subject, padded=False)
     with torch.no_grad():
-        rows = subject.stock.get_submodule(subject.parts.embedding).weight[seen.input_ids]
+        table: Any = subject.stock.get_submodule(subject.parts.embedding)
+        rows = table.weight[seen.input_ids]
     scale = subject.architecture.embedding_scale(subject.config, torch.float32)
     ours = rows if scale is None else rows * scale
     if not torch.equal(ours, seen.inputs[0]):

@@ -108,7 +108,7 @@ def check_parts(subject: Subject) -> None:
 
 def check_targets(subject: Subject, _: Oracles) -> None:
     """The default targets reach every block, and none of them names nothing."""
-    meta, _ = case_meta(subject.case, subject.registry)
+    meta = case_meta(subject.case, subject.registry)[0]
     counts = matched_blocks(meta.blocks, meta.targets)
     blocks_of = {index for found in counts.values() for index in found}
     bare = sorted(set(range(len(meta.blocks))) - blocks_of)

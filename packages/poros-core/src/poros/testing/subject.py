@@ -62,7 +62,8 @@ class Subject:
     @property
     def text_config(self) -> Any:
         """The config of the text model, where another one wraps it."""
-        return self.built.config.get_text_config()
+        config: Any = self.built.config
+        return config.get_text_config()
 
     @property
     def blocks(self) -> nn.ModuleList:
