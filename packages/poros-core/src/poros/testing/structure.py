@@ -91,10 +91,10 @@ def check_parts(subject: Subject) -> None:
     vocabulary = (subject.text_config.vocab_size, subject.text_config.hidden_size)
     for role in ("embedding", "head"):
         weight = getattr(found[role], "weight", None)
-        if not isinstance(weight, torch.Tensor) or tuple(weight.shape) != vocabulary:
-            got = None if weight is None else tuple(weight.shape)
+        shape = tuple(weight.shape) if isinstance(weight, torch.Tensor) else None
+        if shape != vocabulary:
             raise broken(
-                f"`parts().{role}` has no vocabulary matrix", expected=f"a weight of {vocabulary}", got=got
+                f"`parts().{role}` has no vocabulary matrix", expected=f"a weight of {vocabulary}", got=shape
             )
     tied = found["head"].weight is found["embedding"].weight
     if parts.tied != tied:
