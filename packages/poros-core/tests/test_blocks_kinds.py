@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from poros.blocks.kinds import classify_blocks
+from poros.interfaces import BlockStates
 from poros.parity.case_run import CaseRun
 from poros_quant import Bf16Bitwise
 
@@ -28,7 +29,8 @@ class Block(nn.Module):
 
 def kinds_of(blocks: list[Block], layer_types: list[str] | None = None) -> list[tuple[int, ...]]:
     types = layer_types or ["full_attention"] * len(blocks)
-    found = classify_blocks(nn.ModuleList(blocks), types, Bf16Bitwise(), torch.bfloat16)
+    states = [BlockStates()] * len(blocks)
+    found = classify_blocks(nn.ModuleList(blocks), types, Bf16Bitwise(), torch.bfloat16, states=states)
     return [kind.blocks for kind in found]
 
 

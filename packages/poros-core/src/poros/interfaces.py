@@ -5,6 +5,7 @@ Shape letters: B batch, T tokens, D hidden size.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Architecture",
     "BlockContext",
+    "BlockStates",
     "MicroBatch",
     "ModelParts",
     "ParityCase",
+    "PerBlockInputs",
+    "StateSpec",
     "StepSource",
     "TensorSource",
     "TensorSpec",
@@ -173,6 +177,57 @@ class BlockContext:
     attention_masks: Mapping[str, torch.Tensor | None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateSpec:
+    """A tensor that accompanies the hidden states of a micro-batch: (B, T, *sizes) in the compute dtype.
+
+    Attributes:
+        name: unique in the model, ``full_attention.key``.
+        sizes: what follows (B, T): key/value heads and their size, for example.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Elements per position."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockStates:
+    """What a block reads and hands on besides hidden states. Most families have nothing of the kind.
+
+    Attributes:
+        reads: states that an earlier block wrote. Their gradients flow back to that block.
+        writes: states that later blocks read. Every name has one writer.
+    """
+
+    reads: tuple[StateSpec, ...] = ()
+    writes: tuple[StateSpec, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerBlockInputs:
+    """A second token table, whose rows, mixed with the hidden states that enter block 0, are an input of every block.
+
+    Shape letters: L blocks, P elements per position and block, V vocabulary. The input carries no gradient.
+
+    Attributes:
+        spec: name and sizes, (P,), of what one block reads.
+        table: path of the (V, L * P) embedding. Like the first one it stays in host memory while blocks are streamed:
+            rows are gathered there and copied.
+        scale: factor of its rows, rounded to the storage dtype before it multiplies; None for none.
+        modules: paths of the frozen modules that mix the rows in. They stay on the device in the compute dtype.
+    """
+
+    spec: StateSpec
+    table: str
+    scale: float | None
+    modules: tuple[str, ...]
+
+
 class Architecture(ABC):
     """One model family: how Transformers builds it, where its parts live and how a block is called.
 
@@ -227,6 +282,48 @@ class Architecture(ABC):
         self, block: nn.Module, hidden: torch.Tensor, context: BlockContext, layer_type: str
     ) -> torch.Tensor:
         """Run one decoder layer on (B, T, D) hidden states exactly as Transformers' model loop does."""
+
+    def block_states(self, block: nn.Module) -> BlockStates:
+        """Return what a built (meta) decoder layer reads and writes besides hidden states."""
+        return BlockStates()
+
+    def per_block_inputs(self, model: nn.Module) -> PerBlockInputs | None:
+        """Return the second token table of a built (meta) model, or None."""
+        return None
+
+    def call_block_with_states(
+        self,
+        block: nn.Module,
+        hidden: torch.Tensor,
+        context: BlockContext,
+        layer_type: str,
+        states: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Run one decoder layer that reads or writes states; what the engine calls for every block.
+
+        A family without states need not know of this: `call_block` is what its layers go through.
+
+        Args:
+            block, hidden, context, layer_type: see `call_block`.
+            states: by name, (B, T, *sizes) each: what `block_states` says the block reads, and its own per-block input.
+
+        Returns:
+            The (B, T, D) output, and by name what the block writes, (B, T, *sizes) each, on autograd's tape.
+        """
+        return self.call_block(block, hidden, context, layer_type), {}
+
+    def mix_per_block_inputs(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], hidden: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the inputs of all blocks, (B, T, L, P); only called where `per_block_inputs` returns something.
+
+        Args:
+            model: what `build` returned, on the meta device.
+            modules: the modules that `PerBlockInputs.modules` names, holding their weights.
+            hidden: (B, T, D) hidden states that enter block 0.
+            rows: (B, T, L * P) scaled rows of the second table, in the compute dtype.
+        """
+        raise NotImplementedError
 
     def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the scalar that multiplies embedding rows (0-d, rounded as Transformers does), or None."""

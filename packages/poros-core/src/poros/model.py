@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +29,15 @@ from poros.blocks.store import BlockStore, DeviceStore
 from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
 from poros.engine.loss import LossHead
+from poros.engine.per_block import PerBlockTable
+from poros.errors import ArchitectureError, explain
 from poros.interfaces import (
     Architecture,
     BlockContext,
+    BlockStates,
     ModelParts,
+    PerBlockInputs,
+    StateSpec,
     TensorSource,
     TensorSpec,
     WeightFormat,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "MetaModel", "load_model", "make_meta_model"]
 
 Progress = Callable[[int, int], None]
+Load = Callable[[str, torch.device], torch.Tensor]
 
 # The one tensor of a vocabulary chunk in the store.
 HEAD_ROWS = "rows"
@@ -58,6 +64,8 @@ class MetaModel:
         module: Transformers' model on the meta device, linears frozen, LoRA injected.
         tensor_names: every tensor that the checkpoint must hold.
         targets: leaf names that LoRA adapts.
+        state_writers: per name of a state, the block that writes it.
+        per_block_inputs: the second token table, or None.
     """
 
     architecture: Architecture
@@ -68,6 +76,8 @@ class MetaModel:
     lora_config: LoraConfig
     targets: tuple[str, ...]
     tensor_names: tuple[str, ...]
+    state_writers: Mapping[str, int]
+    per_block_inputs: PerBlockInputs | None
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -103,16 +113,49 @@ def make_meta_model(
     lora_config = make_lora_config(lora, targets, parts)
     inject(module, lora_config)
     layer_types = [architecture.layer_type(config, index) for index in range(len(blocks))]
+    states = [architecture.block_states(block) for block in blocks]
     return MetaModel(
         architecture=architecture,
         config=config,
         parts=parts,
         module=module,
-        kinds=classify_blocks(blocks, layer_types, weight_format, numerics.storage_dtype),
+        kinds=classify_blocks(blocks, layer_types, weight_format, numerics.storage_dtype, states=states),
         lora_config=lora_config,
         targets=tuple(targets),
         tensor_names=names,
+        state_writers=_state_writers(architecture, states),
+        per_block_inputs=architecture.per_block_inputs(module),
     )
+
+
+def _state_writers(architecture: Architecture, states: Sequence[BlockStates]) -> dict[str, int]:
+    """Return the block that writes each state."""
+    writers: dict[str, int] = {}
+    specs: dict[str, StateSpec] = {}
+    read = set()
+    fault = None
+    for block, own in enumerate(states):
+        for spec in own.reads:
+            read.add(spec.name)
+            if specs.get(spec.name) != spec:
+                fault = f"block {block} reads {spec}, and no earlier block writes it"
+        for spec in own.writes:
+            if spec.name in writers:
+                fault = f"blocks {writers[spec.name]} and {block} both write `{spec.name}`"
+            writers[spec.name], specs[spec.name] = block, spec
+    if unread := sorted(writers.keys() - read):
+        # The writer's backward visit would wait for a gradient that nobody sends.
+        fault = f"no block reads {unread}"
+    if fault is not None:
+        raise ArchitectureError(
+            explain(
+                f"Architecture `{architecture.name}` describes its blocks' states wrongly",
+                expected="every state written by one block and read by later ones",
+                got=fault,
+                where="Architecture.block_states",
+            )
+        )
+    return writers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +165,7 @@ class LoadedModel:
     Attributes:
         store: every block; behind them the vocabulary chunks of a streamed head.
         resident: the blocks that live in device memory.
+        per_block: the second token table of families whose every block reads an input of its own.
     """
 
     meta: MetaModel
@@ -131,6 +175,7 @@ class LoadedModel:
     resident: frozenset[int]
     bank: AdapterBank
     embedding: Embedding
+    per_block: PerBlockTable | None
     head: LossHead
 
     @property
@@ -157,6 +202,16 @@ class LoadedModel:
     def hidden_size(self) -> int:
         """D of the hidden states."""
         return int(self.config.hidden_size)
+
+    @property
+    def token_tables(self) -> tuple[Embedding, ...]:
+        """Everything that token ids look rows up in."""
+        return (self.embedding,) if self.per_block is None else (self.embedding, self.per_block.embedding)
+
+    @property
+    def num_tokens(self) -> int:
+        """Token ids below this one have rows in every table."""
+        return min(table.num_tokens for table in self.token_tables)
 
     @property
     def num_streamed_head_chunks(self) -> int:
@@ -318,13 +373,11 @@ def _ends(
     else:
         head = table.to(device) if parts.tied else load(head_name, device)
         chunks = list(head.split(numerics.loss_chunk_vocabulary))
-    norm = copy.deepcopy(meta.module.get_submodule(parts.final_norm))
-    for name, _ in list(norm.named_parameters()):
-        assert "." not in name
-        setattr(norm, name, nn.Parameter(load(f"{parts.final_norm}.{name}", device), requires_grad=False))
+    norm = _load_module(meta, parts.final_norm, load, device)
     scale = meta.architecture.embedding_scale(config, numerics.storage_dtype)
     return {
         "embedding": Embedding(table, device, numerics.compute_dtype, scale),
+        "per_block": _per_block(meta, load, numerics, device, is_resident=is_resident),
         "head": LossHead(
             norm,
             chunks,
@@ -333,3 +386,28 @@ def _ends(
             softcap=meta.architecture.logit_softcap(config),
         ),
     }
+
+
+def _load_module(meta: MetaModel, path: str, load: Load, device: torch.device) -> nn.Module:
+    """Return a copy of a meta module without children, its parameters read to the device in the storage dtype."""
+    module = copy.deepcopy(meta.module.get_submodule(path))
+    for name, _ in list(module.named_parameters()):
+        assert "." not in name
+        setattr(module, name, nn.Parameter(load(f"{path}.{name}", device), requires_grad=False))
+    return module
+
+
+def _per_block(
+    meta: MetaModel, load: Load, numerics: Numerics, device: torch.device, *, is_resident: bool
+) -> PerBlockTable | None:
+    """Load the second token table and what mixes its rows in, if the model has one."""
+    declared = meta.per_block_inputs
+    if declared is None:
+        return None
+    where = device if is_resident else torch.device("cpu")
+    scale = None if declared.scale is None else torch.tensor(declared.scale).to(numerics.storage_dtype)
+    table = Embedding(load(f"{declared.table}.weight", where), device, numerics.compute_dtype, scale)
+    modules = {
+        path: _load_module(meta, path, load, device).to(numerics.compute_dtype) for path in declared.modules
+    }
+    return PerBlockTable(declared, table, modules, meta.architecture, meta.module)

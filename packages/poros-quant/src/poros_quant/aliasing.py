@@ -90,7 +90,7 @@ def reproduce_aliasing(run: CaseRun, tokens: int) -> AliasingOutcome:
     finally:
         _use_product_path(template)
 
-    template.forward(hidden, context)
+    template.forward(hidden, context, {})
     refill(0)
     again = _record(template, hidden, context)
     again_gradients = torch.autograd.grad(again[1], again[0], grad)
@@ -107,7 +107,7 @@ def _record(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     leaf = hidden.detach().requires_grad_()
     with torch.enable_grad():
-        return [leaf, *template.adapter_parameters()], template.call(leaf, context)
+        return [leaf, *template.adapter_parameters()], template.call(leaf, context, {})[0]
 
 
 def _cosine(a: torch.Tensor, b: torch.Tensor) -> float:

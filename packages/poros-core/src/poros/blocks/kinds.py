@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from poros.adapters import ADAPTER, base_linears, lora_layers
 from poros.bank import AdapterSignature, make_signature
 from poros.blocks.layout import BlockLayout, make_layout
-from poros.interfaces import TensorSpec, WeightFormat
+from poros.interfaces import BlockStates, TensorSpec, WeightFormat
 
 __all__ = ["BlockKind", "block_layout", "classify_blocks"]
 
@@ -29,6 +30,7 @@ class BlockKind:
         layout: the table of its frozen tensors.
         adapter: its LoRA tensors.
         layer_type: key of the block context's masks and rotary tables.
+        states: what the blocks read and write besides hidden states.
         blocks: indices of the blocks of this kind.
     """
 
@@ -36,7 +38,16 @@ class BlockKind:
     layout: BlockLayout
     adapter: AdapterSignature
     layer_type: str
+    states: BlockStates
     blocks: tuple[int, ...]
+
+    @property
+    def head_dim(self) -> int:
+        """The largest attention head of the block: not every attention kernel takes every size."""
+        return max(
+            (size for m in self.prototype.modules() if isinstance(size := getattr(m, "head_dim", None), int)),
+            default=0,
+        )
 
 
 def block_layout(block: nn.Module, weight_format: WeightFormat, storage_dtype: torch.dtype) -> BlockLayout:
@@ -92,7 +103,12 @@ def _constants(block: nn.Module) -> tuple[object, ...]:
 
 
 def classify_blocks(
-    blocks: nn.ModuleList, layer_types: list[str], weight_format: WeightFormat, storage_dtype: torch.dtype
+    blocks: nn.ModuleList,
+    layer_types: Sequence[str],
+    weight_format: WeightFormat,
+    storage_dtype: torch.dtype,
+    *,
+    states: Sequence[BlockStates],
 ) -> tuple[BlockKind, ...]:
     """Group the meta blocks of an injected model by kind, in order of first appearance."""
     groups: dict[object, list[int]] = {}
@@ -100,7 +116,7 @@ def classify_blocks(
     for index, block in enumerate(blocks):
         layout = block_layout(block, weight_format, storage_dtype)
         adapter = _adapter_signature(block)
-        key = (layout, adapter, layer_types[index], _constants(block))
+        key = (layout, adapter, layer_types[index], states[index], _constants(block))
         groups.setdefault(key, []).append(index)
         made[key] = (layout, adapter)
     return tuple(
@@ -109,6 +125,7 @@ def classify_blocks(
             layout=made[key][0],
             adapter=made[key][1],
             layer_type=layer_types[indices[0]],
+            states=states[indices[0]],
             blocks=tuple(indices),
         )
         for key, indices in groups.items()

@@ -37,7 +37,7 @@ MAX_CAUSE = 300
 
 
 class CompiledBlock:
-    """The layer of one kind as a compiled function of its tensors, its input and its context.
+    """The layer of one kind as a compiled function of its tensors, its inputs and its context.
 
     Args:
         kind: what is compiled.
@@ -64,9 +64,15 @@ class CompiledBlock:
         self._call = torch.compile(self._functional, fullgraph=True, dynamic=False, options=OPTIONS)
 
     def _functional(
-        self, tensors: Mapping[str, torch.Tensor], hidden: torch.Tensor, context: BlockContext
-    ) -> torch.Tensor:
-        output: torch.Tensor = functional_call(self._layer, dict(tensors), (hidden, context))
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        output: tuple[torch.Tensor, Mapping[str, torch.Tensor]] = functional_call(
+            self._layer, dict(tensors), (hidden, context, states)
+        )
         return output
 
     def tensors(self, bound: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -78,15 +84,21 @@ class CompiledBlock:
         self._layer.train(training)
 
     def __call__(
-        self, tensors: Mapping[str, torch.Tensor], hidden: torch.Tensor, context: BlockContext
-    ) -> torch.Tensor:
-        """Return the block's (B, T, D) output.
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return the block's (B, T, D) output and the states that it writes.
 
         Raises:
             UserError: the layer cannot be compiled on this machine.
         """
         try:
-            output: torch.Tensor = self._call(tensors, hidden, context)
+            output: tuple[torch.Tensor, Mapping[str, torch.Tensor]] = self._call(
+                tensors, hidden, context, states
+            )
         except torch._dynamo.exc.TorchDynamoException as error:
             cause = getattr(error, "inner_exception", error)  # what the compiler itself raised
             raise UserError(
@@ -110,8 +122,12 @@ class _Layer(nn.Module):
         self._architecture = architecture
         self._layer_type = layer_type
 
-    def forward(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
-        return self._architecture.call_block(self.block, hidden, context, self._layer_type)
+    def forward(
+        self, hidden: torch.Tensor, context: BlockContext, states: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        return self._architecture.call_block_with_states(
+            self.block, hidden, context, self._layer_type, states
+        )
 
 
 class _PlainLinear(nn.Linear):

@@ -70,6 +70,11 @@ class Embedding:
         """V of the table."""
         return int(self.table.shape[0])
 
+    @property
+    def width(self) -> int:
+        """D of the table."""
+        return int(self.table.shape[1])
+
     def begin(self, num_positions: int) -> None:
         """Start a pass over at most ``num_positions`` rows: its copies need page-locked memory to be asynchronous."""
         if not self._staged:

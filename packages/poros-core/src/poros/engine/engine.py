@@ -16,6 +16,7 @@ from poros.blocks.kinds import BlockKind
 from poros.blocks.slots import CopyStatistics, Slots, make_slots
 from poros.determinism import preserved_generator, visit_seed
 from poros.engine.activations import BoundaryActivations, DeviceActivations
+from poros.engine.block_states import PassStates
 from poros.engine.compiled import CompiledBlock
 from poros.engine.embedding import check_token_ids
 from poros.engine.graphs import GraphCache
@@ -92,6 +93,7 @@ class Engine:
         self._workspaces: dict[int, dict[str, torch.Tensor]] = {}
         self._compiled: dict[int, CompiledBlock] = {}
         self._states = StaticStates(model)
+        self._pass_states = PassStates(model)
         self.graphs = GraphCache(self.device, enabled=plan.graphs)
         make_activations = HostActivations if plan.activations == "host" else DeviceActivations
         self._activations: BoundaryActivations = make_activations(
@@ -139,12 +141,14 @@ class Engine:
 
     def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None) -> _Pass:
         for micro_batch in micro_batches:
-            check_token_ids(micro_batch, self.model.embedding.num_tokens)
+            check_token_ids(micro_batch, self.model.num_tokens)
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]
         self._activations.begin(
             shapes, together=self.plan.order == "block-major", lowest_backward=lowest_backward
         )
-        self.model.embedding.begin(sum(batch * tokens for batch, tokens in shapes))
+        self._pass_states.begin(shapes, together=self.plan.order == "block-major")
+        for table in self.model.token_tables:
+            table.begin(sum(batch * tokens for batch, tokens in shapes))
         return _Pass(
             step=step,
             input_ids=[m.input_ids for m in micro_batches],
@@ -238,20 +242,26 @@ class Engine:
             template.assert_bound()
 
     def _forward(self, template: BlockTemplate, block: int, micro_batch: int, state: _Pass) -> None:
-        static = self._states.get(state.shapes[micro_batch])
+        static = self._states.get(state.shapes[micro_batch], template.kind)
         hidden = self._activations.state(block, micro_batch)
         if block == 0:
             self.model.embedding.write(state.input_ids[micro_batch], hidden)
+            self._pass_states.enter_model(state.input_ids[micro_batch], hidden, micro_batch)
         static.hidden.copy_(hidden)
+        self._pass_states.load(block, micro_batch, static)
 
         def kernels() -> None:
-            static.hidden.copy_(template.forward(static.hidden, static.context))
+            output, written = template.forward(static.hidden, static.context, static.states)
+            static.hidden.copy_(output)
+            for name, value in written.items():
+                static.states[name].copy_(value)
 
         direction = "forward" if state.training else "evaluation"  # dropout is off in an evaluation
         run = self._kernels(template, direction, static, kernels)
         self._seed(state.step, micro_batch, block)
         run()
         self._activations.state(block + 1, micro_batch).copy_(static.hidden)
+        self._pass_states.keep(micro_batch, static)
 
     def _backward(self, template: BlockTemplate, visit: Visit, state: _Pass) -> None:
         bank = self.model.bank
@@ -259,17 +269,33 @@ class Engine:
         if adapted:
             bank.load_gradients(visit.block, self._region)
         for micro_batch in visit.micro_batches:
-            static = self._states.get(state.shapes[micro_batch])
+            static = self._states.get(state.shapes[micro_batch], template.kind)
             gradient = state.gradients[micro_batch]
             assert gradient is not None
             static.hidden.copy_(self._activations.state(visit.block, micro_batch))
             static.gradient.copy_(gradient)
-            run = self._kernels(template, "backward", static, _backward_kernels(template, static))
+            self._pass_states.load(visit.block, micro_batch, static)
+            self._pass_states.load_gradients(micro_batch, static)
+            run = self._kernels(template, "backward", static, self._backward_kernels(template, static))
             self._seed(state.step, micro_batch, visit.block)
             run()
             gradient.copy_(static.gradient)
+            self._pass_states.add_gradients(micro_batch, static)
         if adapted:
             bank.store_gradients(visit.block, self._region)
+
+    def _backward_kernels(self, template: BlockTemplate, static: StaticState) -> Callable[[], None]:
+        wanted = [s.name for s in template.kind.states.reads if s.name in self._pass_states.with_gradient]
+
+        def kernels() -> None:
+            gradient, state_gradients = template.backward(
+                static.hidden, static.gradient, static.context, static.states, static.state_gradients, wanted
+            )
+            static.gradient.copy_(gradient)
+            for name, value in state_gradients.items():
+                static.state_gradients[name].copy_(value)
+
+        return kernels
 
     def _kernels(
         self, template: BlockTemplate, name: str, static: StaticState | None, kernels: Callable[[], None]
@@ -374,12 +400,6 @@ class Engine:
         self._drain()
         if isinstance(self._activations, HostActivations):
             self._activations.close()
-        self.model.embedding.close()
+        for table in self.model.token_tables:
+            table.close()
         self.model.store.close()
-
-
-def _backward_kernels(template: BlockTemplate, static: StaticState) -> Callable[[], None]:
-    def kernels() -> None:
-        static.gradient.copy_(template.backward(static.hidden, static.gradient, static.context))
-
-    return kernels

@@ -1,15 +1,19 @@
-"""The fixed addresses that visits read and write: hidden states, their gradient, masks and rotary tables per shape.
+"""The fixed addresses that visits read and write: hidden states and what accompanies them, gradients, masks and rotary
+tables per shape.
 
 Shape letters: B batch, T tokens, D hidden size.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-from poros.interfaces import BlockContext
+from poros.blocks.kinds import BlockKind
+from poros.interfaces import BlockContext, BlockStates
 from poros.model import LoadedModel
 
 __all__ = ["MAX_CONTEXTS", "StaticState", "StaticStates"]
@@ -26,36 +30,60 @@ class StaticState:
         hidden: (B, T, D) the block's input before a visit, its output after a forward visit.
         gradient: (B, T, D) of the block's output before a backward visit, of its input after it.
         context: masks, position ids and rotary tables.
+        specs: what else the block reads and writes.
+        states: by name, (B, T, *sizes): what the block reads, its per-block input, and what it wrote after a forward
+            visit.
+        state_gradients: by name: of what the block writes before a backward visit, of what it reads after it.
     """
 
     hidden: torch.Tensor
     gradient: torch.Tensor
     context: BlockContext
+    specs: BlockStates
+    states: Mapping[str, torch.Tensor]
+    state_gradients: Mapping[str, torch.Tensor]
 
     @property
     def key(self) -> tuple[object, ...]:
         """Changes whenever an address or a shape does."""
-        return (*self.hidden.shape, self.hidden.data_ptr(), self.gradient.data_ptr())
+        tensors = (self.hidden, self.gradient, *self.states.values(), *self.state_gradients.values())
+        return (*self.hidden.shape, *(tensor.data_ptr() for tensor in tensors))
 
 
 class StaticStates:
-    """One pair of buffers for every shape: only one micro-batch is visited at a time."""
+    """One set of buffers for every shape: only one micro-batch is visited at a time."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._hidden = torch.empty(0, device=model.device, dtype=model.numerics.compute_dtype)
-        self._gradient = torch.empty_like(self._hidden)
+        self._flat: dict[str, torch.Tensor] = {}
         self._contexts: dict[tuple[int, int], BlockContext] = {}
 
-    def get(self, shape: tuple[int, int]) -> StaticState:
-        """Return the state of a (B, T) shape; its buffers grow to the largest one asked for."""
-        full = (*shape, self._model.hidden_size)
-        count = full[0] * full[1] * full[2]
-        if count > self._hidden.numel():
-            self._hidden, self._gradient = self._hidden.new_empty(count), self._gradient.new_empty(count)
+    def get(self, shape: tuple[int, int], kind: BlockKind) -> StaticState:
+        """Return the state of a (B, T) shape and a kind; its buffers grow to the largest one asked for."""
+        hidden_size = self._model.hidden_size
+        states, gradients = {}, {}
+        for spec in (*kind.states.reads, *kind.states.writes):
+            states[spec.name] = self._buffer(spec.name, (*shape, *spec.sizes))
+            gradients[spec.name] = self._buffer(f"{spec.name} gradient", (*shape, *spec.sizes))
+        if self._model.per_block is not None:
+            spec = self._model.per_block.declared.spec
+            states[spec.name] = self._buffer(spec.name, (*shape, *spec.sizes))
         return StaticState(
-            self._hidden[:count].view(full), self._gradient[:count].view(full), self._context(shape)
+            hidden=self._buffer("hidden", (*shape, hidden_size)),
+            gradient=self._buffer("hidden gradient", (*shape, hidden_size)),
+            context=self._context(shape),
+            specs=kind.states,
+            states=states,
+            state_gradients=gradients,
         )
+
+    def _buffer(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < count:
+            flat = torch.empty(count, device=self._model.device, dtype=self._model.numerics.compute_dtype)
+            self._flat[name] = flat
+        return flat[:count].view(shape)
 
     def _context(self, shape: tuple[int, int]) -> BlockContext:
         context = self._contexts.pop(shape, None)

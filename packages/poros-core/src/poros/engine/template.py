@@ -10,6 +10,7 @@ Shape letters: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class BlockTemplate:
         self._bind_frozen(workspace)
         self._region = region
         self._parameters = self._bind_adapters(region)
+        self._head_dim = kind.head_dim
         self._compiled = compiled
         self._arguments = {} if compiled is None else compiled.tensors(self._named_tensors())
 
@@ -118,34 +120,65 @@ class BlockTemplate:
         for _, linear in self._linears:
             linear.materialize()
 
-    def call(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
-        """Run the block on (B, T, D) hidden states under the run's precision policy, recording as autograd is set."""
-        layer_type = self.kind.layer_type
-        masked = context.attention_masks[layer_type] is not None
-        with compute_region(self._device, self._compute_dtype, masked=masked):
-            if self._compiled is not None:
-                return self._compiled(self._arguments, hidden, context)
-            return self._architecture.call_block(self.module, hidden, context, layer_type)
+    def call(
+        self, hidden: torch.Tensor, context: BlockContext, states: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Run the block under the run's precision policy, recording as autograd is set.
 
-    @torch.no_grad()
-    def forward(self, hidden: torch.Tensor, context: BlockContext) -> torch.Tensor:
-        """Return the block's (B, T, D) output; autograd remembers nothing of the slot."""
-        return self.call(hidden, context)
-
-    def backward(
-        self, hidden: torch.Tensor, grad_output: torch.Tensor, context: BlockContext
-    ) -> torch.Tensor:
-        """Recompute from ``hidden``, backpropagate, add adapter gradients to the static region.
+        Args:
+            hidden: (B, T, D).
+            states: by name, what else the block reads, (B, T, *sizes) each.
 
         Returns:
-            The (B, T, D) gradient of ``hidden``.
+            The (B, T, D) output and what else the block writes.
+        """
+        layer_type = self.kind.layer_type
+        masked = context.attention_masks[layer_type] is not None
+        with compute_region(self._device, self._compute_dtype, masked=masked, head_dim=self._head_dim):
+            if self._compiled is not None:
+                return self._compiled(self._arguments, hidden, context, states)
+            return self._architecture.call_block_with_states(self.module, hidden, context, layer_type, states)
+
+    @torch.no_grad()
+    def forward(
+        self, hidden: torch.Tensor, context: BlockContext, states: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return the block's (B, T, D) output and what else it writes; autograd remembers nothing of the slot."""
+        return self.call(hidden, context, states)
+
+    def backward(
+        self,
+        hidden: torch.Tensor,
+        grad_output: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+        grad_states: Mapping[str, torch.Tensor],
+        wanted: Sequence[str],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Recompute, backpropagate, add adapter gradients to the static region.
+
+        Args:
+            hidden: (B, T, D) the block's input.
+            grad_output: (B, T, D) gradient of its output.
+            states: what else it reads.
+            grad_states: by name, the gradient of every state that it writes.
+            wanted: names of the states read whose gradients are asked for.
+
+        Returns:
+            The (B, T, D) gradient of ``hidden``, and those of ``wanted`` by name.
         """
         leaf = hidden.detach().requires_grad_()
+        leaves = {name: states[name].detach().requires_grad_() for name in wanted}
         with torch.enable_grad():
-            output = self.call(leaf, context)
-        grads = torch.autograd.grad(output, [leaf, *self._parameters], grad_output)
-        self._region.add_gradients(self.kind.adapter, grads[1:])
-        return grads[0]
+            output, written = self.call(leaf, context, {**states, **leaves})
+        names = [spec.name for spec in self.kind.states.writes]
+        grads = torch.autograd.grad(
+            [output, *(written[name] for name in names)],
+            [leaf, *leaves.values(), *self._parameters],
+            [grad_output, *(grad_states[name] for name in names)],
+        )
+        self._region.add_gradients(self.kind.adapter, grads[1 + len(leaves) :])
+        return grads[0], dict(zip(leaves, grads[1:], strict=False))
 
     def assert_bound(self) -> None:
         """Assert that every frozen tensor still lies inside the buffer it was bound to.

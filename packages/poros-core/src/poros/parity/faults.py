@@ -53,7 +53,7 @@ class EarlyRefill(Engine):
         store = self.model.store
         intruder = store.block((visit.block + 1) % self.model.num_blocks)
 
-        def call_then_refill(*args: Any) -> torch.Tensor:
+        def call_then_refill(*args: Any) -> Any:
             output = real_call(*args)
             assert self.slots is not None
             assert visit.slot is not None
@@ -84,7 +84,7 @@ class SkippedAccumulation(Engine):
         real_backward = template.backward
         calls = iter(visit.micro_batches)
 
-        def backward(*args: Any) -> torch.Tensor:
+        def backward(*args: Any) -> Any:
             before = [g.clone() for g in self._region.gradients.values()]
             result = real_backward(*args)
             if next(calls) == 1:

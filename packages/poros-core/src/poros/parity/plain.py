@@ -1,4 +1,7 @@
-"""The plain oracle: ordinary autograd over the same modules, no visits, no recompute, everything resident."""
+"""The plain oracle: ordinary autograd over the same modules, no visits, no recompute, everything resident.
+
+States that blocks share stay on the tape: autograd itself sums their readers' gradients, last block first.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,15 @@ def _forward_backward(
             shape = micro_batch.input_ids.shape
             context = model.make_context(int(shape[0]), int(shape[1]))
             hidden = model.embedding.rows(micro_batch.input_ids)
+            table = model.per_block
+            inputs = None if table is None else table.inputs(micro_batch.input_ids, hidden)
+            states: dict[str, torch.Tensor] = {}
             for index, block in enumerate(blocks):
                 generator.manual_seed(visit_seed(RUN_SEED, step, j, index))
-                hidden = block.template.call(hidden, context)
+                if table is not None and inputs is not None:
+                    states[table.declared.spec.name] = inputs[:, :, index]
+                hidden, written = block.template.call(hidden, context, states)
+                states.update(written)
             targets = make_targets(micro_batch.labels, model.device)
             loss = _HeadLoss.apply(hidden, model.head, targets, denominator)
             loss.backward()

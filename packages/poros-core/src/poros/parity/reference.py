@@ -129,7 +129,7 @@ class ReferenceRun:
         return ReferenceStep(torch.stack(losses), gradients)
 
     def _loss(self, batch: MicroBatch) -> torch.Tensor:
-        backend = attention_backend(self._device, self._dtype, masked=False)
+        backend = attention_backend(self._device, self._dtype, masked=False, head_dim=0)
         with (
             torch.autocast(self._device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16),
             torch.nn.attention.sdpa_kernel([backend, torch.nn.attention.SDPBackend.MATH]),

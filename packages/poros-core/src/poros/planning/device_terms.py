@@ -45,6 +45,8 @@ EXTRA_VECTORS_PER_TOKEN = 8
 SMALL_BYTES = 32 * 2**20
 # Scores, their softmax and its gradient in the math attention backend.
 SCORE_COPIES = 3
+# Rows of the second token table and their projection, as they come and scaled; the norm of it in float32.
+MIXING_ROWS, MIXING_FLOAT32_ROWS = 4, 3
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
@@ -76,8 +78,15 @@ def device_terms(
     rows = NUM_RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
     # The gradient that travels down is kept per micro-batch.
     terms["boundary activations"] = rows * row + shape.step_positions * hidden_state
-    terms["visit inputs and outputs"] = STATIC_ROWS * shape.positions * hidden_state
-    working = _working_bytes(facts, shape) + _score_bytes(facts, numerics, shape, device_type)
+    terms["visit inputs and outputs"] = shape.positions * (
+        STATIC_ROWS * (hidden_state + facts.states_width * facts.compute_bytes)
+        + facts.per_block_input_width * facts.compute_bytes
+    )
+    terms |= _state_terms(facts, shape.positions_together(plan.order))
+    # Per-block inputs are made before block 0 runs.
+    working = max(_working_bytes(facts, shape), _mixing_bytes(facts, shape)) + _score_bytes(
+        facts, numerics, shape, device_type
+    )
     if plan.workspace:
         terms["workspace"] = sum(kind.dequantized_weights for kind in facts.kinds) * facts.compute_bytes
     else:
@@ -132,15 +141,36 @@ def num_slots(facts: ModelFacts, plan: Plan, head_chunks: int = 0) -> int:
     return min(plan.num_slots, max(2, facts.num_blocks + head_chunks))
 
 
+def _state_terms(facts: ModelFacts, positions: int) -> dict[str, int]:
+    """What accompanies the hidden states of every micro-batch that is alive; most families have nothing of the kind."""
+    terms = {}
+    if facts.states_width:
+        width = facts.states_width + facts.gradients_width
+        terms["states shared by blocks"] = positions * width * facts.compute_bytes
+    if facts.per_block_width:
+        terms["per-block inputs"] = positions * facts.per_block_width * facts.compute_bytes
+    return terms
+
+
+def _mixing_bytes(facts: ModelFacts, shape: StepShape) -> int:
+    """Rows, their projection, the norm in float32 and what comes out."""
+    width = MIXING_ROWS * facts.compute_bytes + MIXING_FLOAT32_ROWS * FLOAT32_BYTES
+    return shape.positions * facts.per_block_width * width
+
+
 def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int]:
-    """Frozen weights: blocks, head and embedding."""
+    """Frozen weights: blocks, head, embedding and what else stands in front of the blocks."""
+    terms = {}
+    if facts.per_block_module_weights:
+        terms["per-block input modules"] = facts.per_block_module_weights * facts.compute_bytes
     if plan.residency == "resident":
-        terms = {"resident blocks": facts.store_bytes, "head": facts.table_bytes}
+        terms |= {"resident blocks": facts.store_bytes, "head": facts.table_bytes}
         if not facts.tied:
             terms["embedding"] = facts.table_bytes
+        if facts.per_block_table_bytes:
+            terms["per-block table"] = facts.per_block_table_bytes
         return terms
     slot, chunks = facts.largest_block_bytes, head_chunk_bytes(facts, numerics, plan)
-    terms = {}
     if plan.head == "device":
         terms["head"] = facts.table_bytes
     else:
@@ -173,8 +203,15 @@ def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:
 
 def _score_bytes(facts: ModelFacts, numerics: Numerics, shape: StepShape, device_type: str) -> int:
     """The math backend keeps a (B, N, T, T) matrix; flash attention keeps none."""
-    masked = any(kind.masked(shape.tokens) for kind in facts.kinds)
-    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=masked)
-    if backend != SDPBackend.MATH:
+    backends = {
+        attention_backend(
+            torch.device(device_type),
+            numerics.compute_dtype,
+            masked=kind.masked(shape.tokens),
+            head_dim=kind.head_dim,
+        )
+        for kind in facts.kinds
+    }
+    if SDPBackend.MATH not in backends:
         return 0
     return SCORE_COPIES * shape.micro_batch_size * facts.num_heads * shape.tokens**2 * FLOAT32_BYTES

@@ -34,6 +34,7 @@ class KindFacts:
         adapter_weights: LoRA elements, without padding.
         adapter_row: LoRA elements of one row of the bank, padding included.
         window: tokens that a position sees in a sliding layer; None sees all before it.
+        head_dim: its largest attention head.
     """
 
     blocks: tuple[int, ...]
@@ -46,6 +47,7 @@ class KindFacts:
     adapter_weights: int
     adapter_row: int
     window: int | None
+    head_dim: int
 
     def masked(self, tokens: int) -> bool:
         """Whether attention over so many tokens needs a mask, which flash attention does not take."""
@@ -56,10 +58,18 @@ class KindFacts:
 class ModelFacts:
     """A model in numbers.
 
+    Widths are elements per position.
+
     Attributes:
         lowest_adapted: backward visits end at this block.
         largest_linear: elements of the largest matrix of any block.
         head_width: N * H, the width of all query heads together.
+        states_width: of everything that blocks write for later ones.
+        gradients_width: of that, what gets a gradient.
+        per_block_width: inputs of all blocks from a second token table.
+        per_block_input_width: of one of them.
+        per_block_table_bytes: that table.
+        per_block_module_weights: elements of the modules that mix its rows in.
     """
 
     kinds: tuple[KindFacts, ...]
@@ -74,6 +84,12 @@ class ModelFacts:
     table_bytes: int
     compute_bytes: int
     storage_bytes: int
+    states_width: int
+    gradients_width: int
+    per_block_width: int
+    per_block_input_width: int
+    per_block_table_bytes: int
+    per_block_module_weights: int
 
     @property
     def store_bytes(self) -> int:
@@ -102,6 +118,8 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
     kinds = tuple(_kind_facts(kind, config) for kind in meta.kinds)
     hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or hidden // num_heads)
+    lowest = min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0)
+    written = {spec.name: spec.width for kind in meta.kinds for spec in kind.states.writes}
     return ModelFacts(
         kinds=kinds,
         num_blocks=len(meta.blocks),
@@ -110,7 +128,7 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         num_heads=num_heads,
         head_width=num_heads * head_dim,
         tied=meta.parts.tied,
-        lowest_adapted=min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0),
+        lowest_adapted=lowest,
         largest_linear=max(
             linear.in_features * linear.out_features
             for kind in meta.kinds
@@ -119,7 +137,25 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         table_bytes=int(config.vocab_size) * hidden * numerics.storage_dtype.itemsize,
         compute_bytes=numerics.compute_dtype.itemsize,
         storage_bytes=numerics.storage_dtype.itemsize,
+        states_width=sum(written.values()),
+        gradients_width=sum(w for name, w in written.items() if meta.state_writers[name] >= lowest),
+        **_per_block_facts(meta, numerics),
     )
+
+
+def _per_block_facts(meta: MetaModel, numerics: Numerics) -> dict[str, int]:
+    declared = meta.per_block_inputs
+    if declared is None:
+        names = ("width", "input_width", "table_bytes", "module_weights")
+        return {f"per_block_{name}": 0 for name in names}
+    table = meta.module.get_submodule(declared.table).weight
+    modules = [meta.module.get_submodule(path) for path in declared.modules]
+    return {
+        "per_block_width": int(table.shape[1]),
+        "per_block_input_width": declared.spec.width,
+        "per_block_table_bytes": table.numel() * numerics.storage_dtype.itemsize,
+        "per_block_module_weights": sum(p.numel() for module in modules for p in module.parameters()),
+    }
 
 
 def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
@@ -129,6 +165,7 @@ def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
     dequantized = [size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize]
     return KindFacts(
         window=None if window is None else int(window),
+        head_dim=kind.head_dim,
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
         weights=sum(sizes),

@@ -87,7 +87,10 @@ def _host_terms(facts: ModelFacts, plan: Plan, shape: StepShape) -> dict[str, in
         staying = sum(kind.block_bytes * len(resident & set(kind.blocks)) for kind in facts.kinds)
         terms["block store"] = facts.store_bytes - staying
         terms["embedding"] = facts.table_bytes
-        terms["embedding rows"] = shape.step_positions * facts.hidden * facts.storage_bytes
+        width = facts.hidden + facts.per_block_width
+        terms["embedding rows"] = shape.step_positions * width * facts.storage_bytes
+        if facts.per_block_table_bytes:
+            terms["per-block table"] = facts.per_block_table_bytes
         if plan.head == "host":
             terms["head"] = facts.table_bytes
             if not facts.tied:

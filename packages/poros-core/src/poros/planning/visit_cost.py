@@ -132,7 +132,9 @@ def _attention(
     unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second
     forward, backward = ATTENTION_FORWARD * unit, ATTENTION_BACKWARD * unit
     masked = kind.masked(shape.tokens)
-    backend = attention_backend(torch.device(device_type), numerics.compute_dtype, masked=masked)
+    backend = attention_backend(
+        torch.device(device_type), numerics.compute_dtype, masked=masked, head_dim=kind.head_dim
+    )
     if backend == SDPBackend.MATH:
         scores = square * facts.num_heads * 4 / rates.memory_bytes_per_second
         forward += SCORE_PASSES_FORWARD * scores
