@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from poros.interfaces import Architecture, BlockContext, ModelParts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["DecoderArchitecture"]
+__all__ = ["DecoderArchitecture", "causal_masks"]
 
 # Rotary types whose tables do not depend on the length of the sequence at hand.
 SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -82,8 +83,6 @@ class DecoderArchitecture(Architecture):
         self, model: nn.Module, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
     ) -> BlockContext:
         """Build tables with Transformers' own rotary module and mask functions; see `Architecture.context`."""
-        from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-
         config: PreTrainedConfig = model.config
         position_ids = torch.arange(tokens, device=device)[None]
         # The inverse frequencies are computed on the CPU, as they are when Transformers loads a model: another
@@ -93,25 +92,11 @@ class DecoderArchitecture(Architecture):
         hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
         with torch.no_grad():
             tables = rotary(hidden, position_ids)
-        makers = {
-            "full_attention": create_causal_mask,
-            "sliding_attention": create_sliding_window_causal_mask,
-        }
-        types = {self.layer_type(config, index) for index in range(config.num_hidden_layers)}
-        masks = {
-            layer_type: makers[layer_type](
-                config=config,
-                inputs_embeds=hidden,
-                attention_mask=None,
-                position_ids=position_ids,
-                **{_cache_keyword(makers[layer_type]): None},
-            )
-            for layer_type in sorted(types)
-        }
+        types = sorted({self.layer_type(config, index) for index in range(config.num_hidden_layers)})
         return BlockContext(
             position_ids=position_ids,
-            position_embeddings=dict.fromkeys(masks, tables),
-            attention_masks=masks,
+            position_embeddings=dict.fromkeys(types, tables),
+            attention_masks=causal_masks(config, types, hidden, position_ids),
         )
 
     def call_block(
@@ -125,6 +110,35 @@ class DecoderArchitecture(Architecture):
             position_embeddings=context.position_embeddings[layer_type],
         )
         return output
+
+
+def causal_masks(
+    config: PreTrainedConfig, layer_types: Sequence[str], hidden: torch.Tensor, position_ids: torch.Tensor
+) -> dict[str, torch.Tensor | None]:
+    """Return Transformers' own mask of every layer type, None where SDPA's causal path needs none.
+
+    Args:
+        config: of the text model.
+        layer_types: ``full_attention``, ``sliding_attention``.
+        hidden: (B, T, D), only its shape, dtype and device matter.
+        position_ids: (1, T).
+    """
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    makers = {
+        "full_attention": create_causal_mask,
+        "sliding_attention": create_sliding_window_causal_mask,
+    }
+    return {
+        layer_type: makers[layer_type](
+            config=config,
+            inputs_embeds=hidden,
+            attention_mask=None,
+            position_ids=position_ids,
+            **{_cache_keyword(makers[layer_type]): None},
+        )
+        for layer_type in layer_types
+    }
 
 
 def _cache_keyword(make_mask: object) -> str:

@@ -63,7 +63,6 @@ class ModelFacts:
     Attributes:
         lowest_adapted: backward visits end at this block.
         largest_linear: elements of the largest matrix of any block.
-        head_width: N * H, the width of all query heads together.
         states_width: of everything that blocks write for later ones.
         gradients_width: of that, what gets a gradient.
         per_block_width: inputs of all blocks from a second token table.
@@ -77,7 +76,6 @@ class ModelFacts:
     hidden: int
     vocabulary: int
     num_heads: int
-    head_width: int
     tied: bool
     lowest_adapted: int
     largest_linear: int
@@ -117,7 +115,6 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
     config = meta.config
     kinds = tuple(_kind_facts(kind, config) for kind in meta.kinds)
     hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
-    head_dim = int(getattr(config, "head_dim", None) or hidden // num_heads)
     lowest = min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0)
     written = {spec.name: spec.width for kind in meta.kinds for spec in kind.states.writes}
     return ModelFacts(
@@ -126,7 +123,6 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         hidden=hidden,
         vocabulary=int(config.vocab_size),
         num_heads=num_heads,
-        head_width=num_heads * head_dim,
         tied=meta.parts.tied,
         lowest_adapted=lowest,
         largest_linear=max(
@@ -148,7 +144,7 @@ def _per_block_facts(meta: MetaModel, numerics: Numerics) -> dict[str, int]:
     if declared is None:
         names = ("width", "input_width", "table_bytes", "module_weights")
         return {f"per_block_{name}": 0 for name in names}
-    table = meta.module.get_submodule(declared.table).weight
+    table = meta.module.get_parameter(f"{declared.table}.weight")
     modules = [meta.module.get_submodule(path) for path in declared.modules]
     return {
         "per_block_width": int(table.shape[1]),
@@ -165,7 +161,7 @@ def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
     dequantized = [size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize]
     return KindFacts(
         window=None if window is None else int(window),
-        head_dim=kind.head_dim,
+        head_dim=kind.head_dim or int(config.hidden_size) // int(config.num_attention_heads),
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
         weights=sum(sizes),

@@ -128,7 +128,7 @@ def _attention(
     device_type: str,
 ) -> tuple[float, float]:
     square = shape.micro_batch_size * shape.tokens**2
-    flops = 2 * square * facts.head_width  # two products, half of them masked
+    flops = 2 * square * facts.num_heads * kind.head_dim  # two products, half of them masked
     unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second
     forward, backward = ATTENTION_FORWARD * unit, ATTENTION_BACKWARD * unit
     masked = kind.masked(shape.tokens)
