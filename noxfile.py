@@ -50,6 +50,7 @@ def docs(session: nox.Session) -> None:
     mode = ["-r"] if "--write" in session.posargs else ["--check"]
     if "--write" in session.posargs:  # the tests compare the figures
         _python(session, "validation/bench/figures.py")
+        _python(session, "tools/ship_receipts.py")
     candidates = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "validation" / "README.md"]
     pages = sorted(str(p.relative_to(ROOT)) for p in candidates if "[[[cog" in p.read_text())
     _python(session, "-m", "cogapp", *mode, *pages)

@@ -11,17 +11,21 @@ import torch
 
 from poros_cli import main as cli
 from poros_cli import model_check
-from poros_cli.model_check import ranges
 
 
 def test_a_model_that_can_be_trained_is_described(
     saved_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(["check", str(saved_model)]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     for text in (
         "qwen2, validated (by poros-arch-qwen)",
         "(blocks 0-1)",
+        "NVIDIA H200, torch 2.11.0: residency of qwen2.5-32b (nf4)",
+        "this platform",
+        "full_attention 10,000 (default)",
+        "all tokens in blocks 0-1",
+        "its own matrix",
         "q_proj: 2 of 2 blocks",
         "Predicted peak",
     ):
@@ -33,6 +37,11 @@ def test_json_holds_the_same(saved_model: Path, capsys: pytest.CaptureFixture[st
     facts = json.loads(capsys.readouterr().out)
     assert facts["targets"] == {"q_proj": 2, "v_proj": 2}
     assert facts["status"] == "validated"
+    assert {receipt["claim"] for receipt in facts["receipts"]} == {"residency", "reference"}
+    assert "this platform" in facts["platform"]
+    assert facts["rotary_base"] == {"full_attention": 10000.0}
+    assert facts["attention_windows"] == [{"tokens": None, "blocks": [0, 1]}]
+    assert facts["tied_head"] is False
     assert facts["weights_checked"] is True
     assert facts["block_kinds"][0]["blocks"] == [0, 1]
     assert facts["adapter_parameters"] == 2 * (2 * (32 + 32) + 2 * (32 + 16))
@@ -66,7 +75,68 @@ def test_an_unsupported_model_type_is_refused(model: Path, capsys: pytest.Captur
         json.dumps({**config, "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]})
     )
     assert cli.run(["check", str(model)]) == 2
-    assert "Model type `gpt2` is not known to Poros" in capsys.readouterr().err
+    assert "Refused: Model type `gpt2` is not known to Poros" in capsys.readouterr().err
+
+
+REFUSED = {
+    "unknown to both": (
+        {"model_type": "qwen9"},
+        "Refused: Unknown model type: expected a type that the installed",
+    ),
+    "experts": (
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
+        "Refused: Model type `qwen3_moe` is a mixture of experts",
+    ),
+    "a feature": (
+        {"is_causal": False},
+        "Refused: Unsupported feature inside `qwen2`: expected causal attention",
+    ),
+    "code": ({"auto_map": {"AutoModel": "x.Y"}}, "Refused: This model computes with code that ships with it"),
+    "quantized": ({"quantization_config": {"quant_method": "awq"}}, "got weights quantized with awq"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_cause_of_a_refusal_has_its_own_text(
+    name: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, text = REFUSED[name]
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, **change}))
+    assert cli.run(["check", str(model)]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_the_smallest_config_of_a_mixture_of_experts_is_refused_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert cli.run(["check", str(tmp_path)]) == 2
+    assert "is a mixture of experts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_lora_on_the_head_is_refused_for_tied_and_untied_heads(
+    tied: bool, saved_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((saved_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+    assert cli.run(["check", str(tmp_path), "--targets", "lm_head"]) == 2
+    assert "LoRA on the vocabulary matrices is not offered" in capsys.readouterr().err
+
+
+def test_a_value_in_the_file_that_is_not_in_effect_is_noted(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0, "made_up": 3}))
+    assert cli.run(["check", str(model), "--json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert "config.json states `rope_theta` 5; the rotary base in effect is 10,000 (full_attention)." in notes
+    assert any("does not declare: `made_up`" in note for note in notes)
 
 
 def test_a_truncated_shard_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,13 +162,6 @@ def test_of_a_hub_model_only_the_config_is_fetched(
     assert asked == [("owner/model", True)]
     assert facts["weights_checked"] is False
     assert "Only `config.json` was looked at" in facts["notes"][0]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0, 2-3, 7"), ([1, 3], "1, 3")]
-)
-def test_block_numbers_are_shown_as_ranges(numbers: list[int], text: str) -> None:
-    assert ranges(numbers) == text
 
 
 @pytest.fixture(autouse=True)

@@ -85,6 +85,33 @@ def test_experts_are_found_wherever_a_family_states_them(name: str, registry: Re
         blockwise_arch_check(getattr(transformers, name)(), registry)
 
 
+def test_an_encoder_decoder_is_refused_by_name(registry: Registry) -> None:
+    with pytest.raises(ArchitectureError, match="`t5` is an encoder-decoder, which Poros does not train"):
+        blockwise_arch_check(transformers.T5Config(), registry)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("is_causal", False), ("use_bidirectional_attention", True), ("use_bidirectional_attention", "all")],
+)
+def test_attention_that_looks_ahead_is_refused_with_the_field(
+    field: str, value: Any, registry: Registry
+) -> None:
+    config = Qwen2Config()
+    setattr(config, field, value)
+    with pytest.raises(
+        ArchitectureError,
+        match=rf"feature inside `qwen2`: expected causal attention, got bidirectional attention \(`{field}`",
+    ):
+        blockwise_arch_check(config, registry)
+
+
+def test_attention_that_looks_ahead_inside_images_alone_is_served(registry: Registry) -> None:
+    config = Qwen2Config()
+    config.use_bidirectional_attention = "vision"
+    assert blockwise_arch_check(config, registry).status == "validated"
+
+
 ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "dynamic", "factor": 2.0},
     {"type": "dynamic", "factor": 2.0},

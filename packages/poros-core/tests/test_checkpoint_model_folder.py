@@ -271,31 +271,53 @@ def test_an_unknown_type_names_the_installed_version_and_the_nearest_type(tmp_pa
     assert isinstance(caught.value, UserError)
 
 
-def test_an_unknown_type_that_brings_code_is_told_apart(tmp_path: Path) -> None:
-    config = {"model_type": "deepmind9", "auto_map": {"AutoConfig": "configuration_x.Config"}}
+@pytest.mark.parametrize("model_type", ["qwen2", "deepmind9"])
+def test_a_model_with_code_of_its_own_is_refused_and_its_code_never_runs(
+    tmp_path: Path, model_type: str
+) -> None:
     (tmp_path / "configuration_x.py").write_text("raise SystemExit('ran')")
+    config = QWEN2 | {"model_type": model_type, "auto_map": {"AutoConfig": "configuration_x.Config"}}
     with pytest.raises(ArchitectureError, match=r"auto_map.*never runs such code"):
         load_config(write_config(tmp_path, config))
 
 
-def test_code_beside_a_known_type_is_ignored_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_type_that_poros_serves_and_transformers_lacks_names_both_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "configuration_x.py").write_text("raise SystemExit('ran')")
-    config = load_config(
-        write_config(tmp_path, QWEN2 | {"auto_map": {"AutoConfig": "configuration_x.Config"}})
-    )
-    assert type(config).__module__.startswith("transformers.")
-    assert [
-        record.message
-        for record in caplog.records
-        if "auto_map" in record.message and "ignored" in record.message
-    ]
+    import transformers
+
+    monkeypatch.setattr(transformers, "CONFIG_MAPPING", {"qwen2": object()})
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(
+        ArchitectureError,
+        match=r"too old for model type `qwen3_5`, which Poros serves: expected Transformers 5\.2\.0 or newer.*"
+        r"got Transformers 4\.57\.1",
+    ):
+        load_config(write_config(tmp_path, {"model_type": "qwen3_5"}))
 
 
-def test_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"quantized with gptq.*original model"):
-        load_config(write_config(tmp_path, QWEN2 | {"quantization_config": {"quant_method": "gptq"}}))
+@pytest.mark.parametrize(
+    ("stated", "text"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, r"quantized with gptq, 4 bits.*`-GPTQ-Int4`"),
+        ({"quant_method": "awq", "bits": 4}, r"quantized with awq, 4 bits.*`-AWQ`"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"with bitsandbytes, 4 bits.*`-bnb-4bit`"),
+        ({"quant_method": "fp8"}, r"quantized with fp8\b.*`-FP8`"),
+        ({"quant_method": "compressed-tensors"}, r"quantized with compressed-tensors\b.*this one"),
+    ],
+    ids=lambda value: value.get("quant_method") if isinstance(value, dict) else "",
+)
+def test_a_quantized_checkpoint_is_refused_with_what_to_use(
+    tmp_path: Path, stated: dict[str, object], text: str
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"{text}.*Poros quantizes it by itself"):
+        load_config(write_config(tmp_path, QWEN2 | {"quantization_config": stated}))
+
+
+def test_a_quantized_text_model_inside_a_wrapper_is_refused(tmp_path: Path) -> None:
+    text = {"model_type": "gemma3_text", "quantization_config": {"quant_method": "awq"}}
+    with pytest.raises(CheckpointError, match=r"quantized with awq"):
+        load_config(write_config(tmp_path, {"model_type": "gemma3", "text_config": text}))
 
 
 def test_a_value_that_transformers_refuses_is_a_users_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poros.errors import ConfigError
-from poros.units import format_bytes, format_gb, parse_size
+from poros.units import format_bytes, format_gb, parse_size, ranges
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,10 @@ def test_bytes_for_people(count: int, text: str) -> None:
 )
 def test_budgets_are_shown_in_powers_of_ten(count: int, text: str) -> None:
     assert format_gb(count) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([0, 1, 2], "0-2"), ([0, 2, 3, 7], "0, 2-3, 7"), ([1, 3], "1, 3")]
+)
+def test_block_numbers_are_shown_as_ranges(numbers: list[int], text: str) -> None:
+    assert ranges(numbers) == text

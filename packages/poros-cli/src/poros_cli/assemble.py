@@ -14,6 +14,7 @@ from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
 from poros.units import parse_size
 from poros_cli.config import RunConfig
+from poros_cli.gate_text import verdict_sentence
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
 from poros_data import Dataset, StepPlan, eval_batches, load_dataset, padding_id
 
@@ -47,7 +48,7 @@ def assemble(
         UserError, DataError: whatever is wrong with the user's input; nothing on the disk has been changed by then.
     """
     refuse_many_processes()
-    resolve_device(config.device)
+    device = resolve_device(config.device)
     # Asked here because reading rows may take a while; the trainer asks again and acts on it.
     prepare_output_folder(Path(config.output), resume=config.resume or config.overwrite)
     model = open_model(
@@ -58,6 +59,7 @@ def assemble(
         registry=registry,
     )
     say(_describe(model))
+    say(verdict_sentence(model.verdict, device))
     tokenizer = load_tokenizer(model.folder)
     rows = _read(config.data, model, tokenizer, config, say)
     held_out = _read(config.eval_data, model, tokenizer, config, say) if config.eval_data else None

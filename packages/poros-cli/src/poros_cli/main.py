@@ -126,8 +126,15 @@ def _report(error: Exception) -> int:
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
     elif isinstance(code, int):
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"{_label(error)}: {error}", err=True)
     else:
         message = f"Unexpected error: {type(error).__name__}: {error}."
         click.echo(f"{message} `{DEBUG_VARIABLE}=1` shows the traceback; please report it.", err=True)
     return code if isinstance(code, int) else EXIT_FAILURE
+
+
+def _label(error: Exception) -> str:
+    """Return the first word of a message: an architecture that the gate does not let pass is refused."""
+    from poros.errors import ArchitectureError
+
+    return "Refused" if isinstance(error, ArchitectureError) else "Error"

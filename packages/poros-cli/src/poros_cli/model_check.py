@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from poros.adapters import lora_layers
+from poros.adapters import matched_blocks
 from poros.checkpoint import load_config, resolve_model
+from poros.effective_config import effective_config
 from poros.model import MetaModel
 from poros.planning.advice import advise
 from poros.planning.planner import PlannedRun, make_plan
@@ -25,9 +25,11 @@ from poros.plugins import Registry
 from poros.run import describe_model, open_model
 from poros.run.fingerprint import flatten
 from poros.run.memory import available_host_bytes, resolve_budget
+from poros.run.opening import opening_notes
 from poros.run.placement import machine_rates
 from poros.settings import LoraSettings, Numerics, Plan
-from poros.units import format_bytes, format_gb
+from poros.units import format_bytes, format_gb, ranges
+from poros_cli.gate_text import effective_record, effective_rows, verdict_record, verdict_rows
 from poros_cli.plan_text import advice_record, budget_sentence, plan_sentence, show_advice
 
 __all__ = ["check_model", "show_check"]
@@ -73,10 +75,12 @@ def check_model(
         verdict, meta = opened.verdict, opened.meta
         notes.extend(opened.notes)
     else:
-        config = load_config(resolve_model(model, config_only=True))
+        config_folder = resolve_model(model, config_only=True)
+        config = load_config(config_folder)
         verdict, _, meta = describe_model(
             config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
         )
+        notes += opening_notes(config_folder, meta)
         notes.append("Only `config.json` was looked at: the weights are checked when the model is trained.")
     budget, rates, budget_notes = _machine(meta, numerics, vram_bytes, ram_bytes)
     notes.extend(budget_notes)
@@ -96,13 +100,15 @@ def check_model(
         "architecture": meta.architecture.name,
         "status": verdict.status,
         "registered_by": verdict.distribution,
+        **verdict_record(verdict, torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        **effective_record(effective_config(meta.config, meta.architecture, meta.parts)),
         "quantization": quantization,
         "weights_checked": bool(weights),
         "num_blocks": len(meta.blocks),
         "block_kinds": [
             {"blocks": list(kind.blocks), "block_bytes": kind.layout.num_bytes} for kind in meta.kinds
         ],
-        "targets": _matched(meta),
+        "targets": {name: len(found) for name, found in matched_blocks(meta.blocks, meta.targets).items()},
         "adapter_parameters": sum(p.numel() for p in meta.blocks.parameters() if p.requires_grad),
         "micro_batches": shape.num_micro_batches,
         "micro_batch_size": shape.micro_batch_size,
@@ -226,32 +232,11 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model", facts["model"]),
         ("architecture", f"{facts['architecture']}, {facts['status']} (by {facts['registered_by']})"),
+        *verdict_rows(facts),
+        *effective_rows(facts),
         ("weight format", facts["quantization"]),
         ("blocks by kind", "\n".join(kinds)),
         ("adapter targets", "\n".join(matched)),
         ("adapter parameters", f"{facts['adapter_parameters']:,}"),
         ("host memory here", f"{format_bytes(facts['host_available_bytes'])} ({facts['host_limited_by']})"),
     ]
-
-
-def _matched(meta: MetaModel) -> dict[str, int]:
-    """Return, per target leaf name, in how many blocks it is adapted."""
-    counts = dict.fromkeys(meta.targets, 0)
-    for block in meta.blocks:
-        for leaf in {path.rpartition(".")[2] for path, _ in lora_layers(block)}:
-            counts[leaf] += 1
-    return counts
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as ``0-3, 5, 7-8``."""
-    parts: list[str] = []
-    start = previous = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        parts.append(f"{start}" if start == previous else f"{start}-{previous}")
-        if number is not None:
-            start = previous = number
-    return ", ".join(parts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from poros.errors import ArchitectureError, explain
+from poros.evidence import ShippedReceipt, receipts_of
 from poros.interfaces import Architecture
 from poros.plugins import Registry
 
@@ -22,6 +23,9 @@ GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen"})
 # What to install for a model type that no loaded plugin serves.
 OFFERED_ELSEWHERE = {"qwen2": "poros-arch-qwen", "qwen3": "poros-arch-qwen"}
 
+# Config fields that say whether attention may look ahead, and the values under which text does not.
+CAUSAL_FIELDS = {"use_bidirectional_attention": (False, "vision"), "is_causal": (True,)}
+
 # Config fields by which mixture-of-experts types give themselves away.
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
@@ -34,11 +38,13 @@ class ArchitectureVerdict:
         architecture: the instance that serves it.
         status: ``validated`` (gated by this project) or ``user_asserted`` (no claim of bitwise equality).
         distribution: who registered the architecture.
+        receipts: the measurements behind a validated one, as its package ships them.
     """
 
     architecture: Architecture
     status: Literal["validated", "user_asserted"]
     distribution: str
+    receipts: tuple[ShippedReceipt, ...] = ()
 
 
 def blockwise_arch_check(config: PreTrainedConfig, registry: Registry) -> ArchitectureVerdict:
@@ -48,18 +54,22 @@ def blockwise_arch_check(config: PreTrainedConfig, registry: Registry) -> Archit
         The verdict of a model that may run; ``user_asserted`` ones come with a warning.
 
     Raises:
-        ArchitectureError: the type is unknown to Poros, is a mixture of experts, or uses an unsupported feature; found,
-            supported and how to add it are named.
+        ArchitectureError: the type is unknown to Poros, is a mixture of experts or an encoder-decoder, or uses an
+            unsupported feature; found, supported and how to add it are named.
     """
     model_type = config.model_type
     registered = registry.architecture_for(model_type)
     if registered is None:
         raise ArchitectureError(_refusal(config, registry))
     architecture = registered.value()
+    _reject_bidirectional(config)
     architecture.check_config(config)
     if registered.distribution in GATED_DISTRIBUTIONS:
         return ArchitectureVerdict(
-            architecture=architecture, status="validated", distribution=registered.distribution
+            architecture=architecture,
+            status="validated",
+            distribution=registered.distribution,
+            receipts=receipts_of(architecture),
         )
     warnings.warn(
         f"Architecture `{architecture.name}` is asserted by distribution `{registered.distribution}`, not validated by "
@@ -70,6 +80,26 @@ def blockwise_arch_check(config: PreTrainedConfig, registry: Registry) -> Archit
     return ArchitectureVerdict(
         architecture=architecture, status="user_asserted", distribution=registered.distribution
     )
+
+
+def _reject_bidirectional(config: PreTrainedConfig) -> None:
+    """Refuse text attention that looks ahead: right padding and the loss rest on a causal mask.
+
+    Gemma's ``vision`` means the tokens of one image, and no image is trained.
+    """
+    for part in _text_parts(config):
+        for field, harmless in CAUSAL_FIELDS.items():
+            value = getattr(part, field, None)
+            if value is not None and value not in harmless:
+                raise ArchitectureError(
+                    explain(
+                        f"Unsupported feature inside `{config.model_type}`",
+                        expected="causal attention",
+                        got=f"bidirectional attention (`{field}`: {value!r})",
+                        where=f"config.json, {field}",
+                        next_step="Use a model that generates text: this one embeds it",
+                    )
+                )
 
 
 def _text_parts(config: PreTrainedConfig) -> list[object]:
@@ -88,6 +118,14 @@ def _refusal(config: PreTrainedConfig, registry: Registry) -> str:
             "and `gate_proj` would match only a shared expert)",
             where="config.json, model_type",
             next_step="Use a dense model",
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        return explain(
+            f"Model type `{model_type}` is an encoder-decoder, which Poros does not train",
+            expected=f"a decoder-only type among {supported}",
+            got=f"`{model_type}` (two stacks of blocks and cross-attention between them)",
+            where="config.json, model_type",
+            next_step="Use a decoder-only model",
         )
     if package := OFFERED_ELSEWHERE.get(model_type):
         advice = f"Run `uv add {package}`, which brings it"

@@ -1,13 +1,13 @@
-"""Byte counts in words, both ways."""
+"""Byte counts in words, both ways; block numbers in words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from poros.errors import ConfigError, explain
 
-__all__ = ["GB", "format_bytes", "format_gb", "list_terms", "parse_size"]
+__all__ = ["GB", "format_bytes", "format_gb", "list_terms", "parse_size", "ranges"]
 
 GB = 10**9
 # GB is what cards are sold by, GiB what tools show.
@@ -65,3 +65,17 @@ def list_terms(terms: Mapping[str, int]) -> str:
     """Return the terms with their sizes, largest first."""
     ordered = sorted(terms.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {format_gb(count)}" for name, count in ordered if count)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as ``0-3, 5, 7-8``."""
+    parts: list[str] = []
+    start = previous = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+        if number is not None:
+            start = previous = number
+    return ", ".join(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,30 @@ if TYPE_CHECKING:
 
 __all__ = ["load_config", "transformers_knows", "unknown_type_error"]
 
-logger = logging.getLogger(__name__)
-
 CONFIG_FILE = "config.json"
 # Fields that decide shapes. Transformers fills in a default where one is absent, which is another model's.
 SIZE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 # A wrapper's nested text config may rely on the defaults of its own type; these differ for every size of a family.
 NESTED_SIZE_FIELDS = ("hidden_size", "num_hidden_layers")
 MOE_MARKS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+# The first release of Transformers that has a type which Poros serves. Source: the model cards and the releases.
+FIRST_VERSIONS = {
+    "qwen2": "4.37.0",
+    "qwen3": "4.51.0",
+    "qwen3_5": "5.2.0",
+    "qwen3_5_text": "5.2.0",
+    "gemma3": "4.50.0",
+    "gemma3_text": "4.50.0",
+    "gemma4": "5.5.0",
+    "gemma4_text": "5.5.0",
+}
+# How published models that are quantized this way are called beside their original.
+QUANTIZED_NAMES = {
+    "gptq": "the `-GPTQ-Int4` or `-GPTQ-Int8` one",
+    "awq": "the `-AWQ` one",
+    "bitsandbytes": "the `-bnb-4bit` or `-bnb-8bit` one",
+    "fp8": "the `-FP8` one",
+}
 
 
 def transformers_knows(model_type: str) -> bool:
@@ -33,26 +48,30 @@ def transformers_knows(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def unknown_type_error(model_type: str, where: str, *, custom_code: bool = False) -> ArchitectureError:
-    """Return the error for a type that Transformers lacks: too old, misspelt, or a model that brings code."""
+def unknown_type_error(model_type: str, where: str) -> ArchitectureError:
+    """Return the error for a type that Transformers lacks: it is too old for a type that Poros serves, or unknown."""
     import transformers
 
-    near = difflib.get_close_matches(model_type, list(transformers.CONFIG_MAPPING), n=1, cutoff=0.8)
-    if custom_code:
-        next_step = "This model needs code that ships with it (`auto_map`), and Poros never runs such code"
-    else:
-        next_step = (
-            "Upgrade Transformers if the model is newer than it (`uv lock --upgrade-package transformers`)"
-            + (f", or correct `model_type`: the nearest known one is `{near[0]}`" if near else "")
-            + ". Whether Poros supports the type is decided after that"
+    if needed := FIRST_VERSIONS.get(model_type):
+        return ArchitectureError(
+            explain(
+                f"Transformers is too old for model type `{model_type}`, which Poros serves",
+                expected=f"Transformers {needed} or newer, the first that has the type",
+                got=f"Transformers {transformers.__version__}",
+                where=where,
+                next_step="Run `uv lock --upgrade-package transformers`, or `pip install -U transformers`",
+            )
         )
+    near = difflib.get_close_matches(model_type, list(transformers.CONFIG_MAPPING), n=1, cutoff=0.8)
     return ArchitectureError(
         explain(
             "Unknown model type",
             expected=f"a type that the installed Transformers {transformers.__version__} knows",
-            got=f"`{model_type}`",
+            got=f"`{model_type}`, which Poros does not know either",
             where=where,
-            next_step=next_step,
+            next_step="Upgrade Transformers if the model is newer than it (`uv lock --upgrade-package transformers`)"
+            + (f", or correct `model_type`: the nearest known one is `{near[0]}`" if near else "")
+            + ". Whether Poros supports the type is decided after that (docs/plugins.md: how to add one)",
         )
     )
 
@@ -63,7 +82,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     Raises:
         CheckpointError: no config.json, bad JSON (with line and column), no ``model_type``, a field that decides
             shapes is absent or no positive integer, or the weights are quantized already.
-        ArchitectureError: Transformers does not know the type.
+        ArchitectureError: Transformers does not know the type, or the model computes with code of its own.
     """
     from transformers import AutoConfig
 
@@ -82,20 +101,11 @@ def load_config(folder: Path) -> PreTrainedConfig:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise _bad(path, "`model_type` to name the architecture", repr(model_type))
-    custom_code = bool(raw.get("auto_map"))
+    if raw.get("auto_map"):
+        raise _own_code_error(model_type, str(path))
     if not transformers_knows(model_type):
-        raise unknown_type_error(model_type, str(path), custom_code=custom_code)
-    if custom_code:
-        logger.warning("%s names code that ships with the model (`auto_map`): it is ignored.", path)
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"]
-        method = method.get("quant_method", "an unnamed method") if isinstance(method, dict) else method
-        raise _bad(
-            path,
-            "unquantized weights",
-            f"weights quantized with {method}",
-            "Name the original model in bf16: Poros quantizes it by itself",
-        )
+        raise unknown_type_error(model_type, str(path))
+    _reject_quantized(path, raw)
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way
@@ -105,7 +115,48 @@ def load_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
+def _own_code_error(model_type: str, where: str) -> ArchitectureError:
+    known = (
+        f"`{model_type}` without it"
+        if transformers_knows(model_type)
+        else "a model of Transformers' own classes"
+    )
+    return ArchitectureError(
+        explain(
+            "This model computes with code that ships with it (`auto_map`), and Poros never runs such code",
+            expected=known,
+            got="`auto_map`, which asks for `trust_remote_code`",
+            where=where,
+            next_step="If Transformers' own class computes the same, remove `auto_map` from config.json",
+        )
+    )
+
+
+def _reject_quantized(path: Path, raw: Mapping[str, Any]) -> None:
+    """Refuse weights that are quantized already, in the model or in the text model that it wraps."""
+    text = raw.get("text_config")
+    stated = raw.get("quantization_config") or raw.get("compression_config")
+    if isinstance(text, Mapping):
+        stated = stated or text.get("quantization_config")
+    if not stated:
+        return
+    stated = stated if isinstance(stated, Mapping) else {}
+    method = str(stated.get("quant_method") or "an unnamed method")
+    bits = stated.get("bits") or (
+        4 if stated.get("load_in_4bit") else 8 if stated.get("load_in_8bit") else None
+    )
+    raise _bad(
+        path,
+        "unquantized weights",
+        f"weights quantized with {method}" + (f", {bits} bits" if bits else ""),
+        f"Name the original model in bf16, the one that {QUANTIZED_NAMES.get(method, 'this one')} was made from: Poros "
+        "quantizes it by itself (`quantization: nf4`)",
+    )
+
+
 def _check_sizes(path: Path, raw: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    if raw.get("num_experts_per_tok"):
+        return  # the gate refuses experts by name; a size that is absent as well would hide why
     nested = raw.get("text_config")
     if isinstance(nested, dict):
         text = getattr(config, "text_config", config)

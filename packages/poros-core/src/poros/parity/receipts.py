@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from poros.checkpoint import atomic_write_json
+from poros.evidence import device_name
 
 __all__ = ["COMMIT_VARIABLE", "environment", "without_machine_paths", "write_receipt"]
 
@@ -30,13 +31,12 @@ def environment(device: torch.device) -> dict[str, Any]:
         "commit": os.environ.get(COMMIT_VARIABLE)
         or _run("git", "describe", "--always", "--dirty", "--abbrev=12"),
         "device": str(device),
-        "device_name": platform.processor() or platform.machine(),
+        "device_name": device_name(device),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
     if device.type == "cuda":
-        facts["device_name"] = torch.cuda.get_device_name(device)
         facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
         facts["torch_cuda"] = torch.version.cuda
         facts["driver"] = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

@@ -10,22 +10,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from poros.adapters import base_linears
+from poros.adapters import base_linears, matched_blocks
 from poros.architecture import ArchitectureVerdict, blockwise_arch_check
 from poros.blocks.fill import check_shape
 from poros.blocks.store_cache import StoreCache
 from poros.checkpoint import MappedSource, SafetensorsSource, check_names, load_config, resolve_model
+from poros.checkpoint.config import CONFIG_FILE
+from poros.checkpoint.json_files import read_json_object
+from poros.effective_config import config_notes, effective_config
 from poros.engine.engine import Engine
 from poros.interfaces import Architecture, TensorSource, WeightFormat
 from poros.model import MetaModel, load_model, make_meta_model
 from poros.plugins import Registry, load_registry
 from poros.run.formats import make_weight_format
 from poros.settings import LoraSettings, Numerics, Plan
+from poros.units import ranges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["OpenModel", "describe_model", "open_model"]
+__all__ = ["OpenModel", "describe_model", "open_model", "opening_notes"]
 
 Progress = Callable[[int, int], None]
 
@@ -147,8 +151,24 @@ def open_model(
         numerics=numerics,
         meta=meta,
         source=MappedSource(source, names),
-        notes=_cast_notes(source, names, meta, numerics),
+        notes=(*opening_notes(folder, meta), *_cast_notes(source, names, meta, numerics)),
     )
+
+
+def opening_notes(folder: Path, meta: MetaModel) -> tuple[str, ...]:
+    """Return what the user should know before training: stated values not in effect, blocks without adapter."""
+    config = meta.config
+    effective = effective_config(config, meta.architecture, meta.parts)
+    notes = config_notes(read_json_object(folder / CONFIG_FILE), config, effective)
+    matched = matched_blocks(meta.blocks, meta.targets)
+    adapted = {index for blocks in matched.values() for index in blocks}
+    wanted = range(len(meta.blocks)) if meta.lora_config.layers_to_transform is None else ()
+    if bare := [index for index in wanted if index not in adapted]:
+        return (
+            *notes,
+            f"{len(bare)} of {len(meta.blocks)} blocks get no adapter: no target matches in blocks {ranges(bare)}.",
+        )
+    return notes
 
 
 def _match_names(
