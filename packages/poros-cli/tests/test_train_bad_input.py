@@ -103,7 +103,7 @@ def refused(
     assert run(["train", *arguments, *(more if "--device" in more else ("--device", "cpu", *more))]) == 2
     shown = capsys.readouterr()
     assert re.search(message, shown.err, re.DOTALL), shown.err
-    assert shown.err.startswith("Error: ")
+    assert shown.err.startswith(("Error: ", "Refused: "))
     assert shown.err.count("\n") == 1
     assert "Traceback" not in shown.out + shown.err
     assert not output.exists() or not any(output.iterdir())
