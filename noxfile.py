@@ -125,6 +125,8 @@ def wheels(session: nox.Session) -> None:
     _install_wheels(session, "poros")
     session.run("python", "-I", "tools/check_installed.py", *(Path(path).name for path in _packages()))
     session.run("poros", "--help", silent=True)
+    with tempfile.TemporaryDirectory() as folder:  # the skeleton's templates are package data
+        session.run("poros", "new-arch", "llama", "--output", folder)
     session.run("poros", "doctor")
 
 

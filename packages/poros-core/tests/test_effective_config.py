@@ -30,7 +30,7 @@ class ByConfig:
 
     @staticmethod
     def layer_type(config: Any, index: int) -> str:
-        return str(config.get_text_config().layer_types[index])
+        return str(config.layer_types[index])
 
 
 def read(folder: Path, raw: dict[str, Any]) -> tuple[EffectiveConfig, tuple[str, ...]]:

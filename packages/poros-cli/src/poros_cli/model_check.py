@@ -80,7 +80,7 @@ def check_model(
         verdict, _, meta = describe_model(
             config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
         )
-        notes += opening_notes(config_folder, meta)
+        notes += opening_notes(config_folder, config, meta)
         notes.append("Only `config.json` was looked at: the weights are checked when the model is trained.")
     budget, rates, budget_notes = _machine(meta, numerics, vram_bytes, ram_bytes)
     notes.extend(budget_notes)

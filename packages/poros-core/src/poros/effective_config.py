@@ -58,7 +58,7 @@ def effective_config(
 ) -> EffectiveConfig:
     """Read what is in effect off a config as Transformers made it."""
     text = config.get_text_config()
-    types = [architecture.layer_type(config, index) for index in range(text.num_hidden_layers)]
+    types = [architecture.layer_type(text, index) for index in range(text.num_hidden_layers)]
     parameters = getattr(text, "rope_parameters", None) or {}
     rotary = {}
     for layer_type in sorted(set(types) - set(WITHOUT_ROTARY)):

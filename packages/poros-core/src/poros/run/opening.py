@@ -151,13 +151,12 @@ def open_model(
         numerics=numerics,
         meta=meta,
         source=MappedSource(source, names),
-        notes=(*opening_notes(folder, meta), *_cast_notes(source, names, meta, numerics)),
+        notes=(*opening_notes(folder, config, meta), *_cast_notes(source, names, meta, numerics)),
     )
 
 
-def opening_notes(folder: Path, meta: MetaModel) -> tuple[str, ...]:
+def opening_notes(folder: Path, config: PreTrainedConfig, meta: MetaModel) -> tuple[str, ...]:
     """Return what the user should know before training: stated values not in effect, blocks without adapter."""
-    config = meta.config
     effective = effective_config(config, meta.architecture, meta.parts)
     notes = config_notes(read_json_object(folder / CONFIG_FILE), config, effective)
     matched = matched_blocks(meta.blocks, meta.targets)

@@ -85,7 +85,7 @@ def check_embedding(subject: Subject, _: Oracles) -> None:
     with torch.no_grad():
         table: Any = subject.stock.get_submodule(subject.parts.embedding)
         rows = table.weight[seen.input_ids]
-    scale = subject.architecture.embedding_scale(subject.config, torch.float32)
+    scale = subject.architecture.embedding_scale(subject.text_config, torch.float32)
     ours = rows if scale is None else rows * scale
     if not torch.equal(ours, seen.inputs[0]):
         ratio = float((seen.inputs[0] / rows).flatten().median())
@@ -98,17 +98,26 @@ def check_embedding(subject: Subject, _: Oracles) -> None:
 
 
 def check_blocks(subject: Subject, _: Oracles) -> None:
-    """`call_block` gives every block's output bit for bit, on full rows and on right-padded ones."""
+    """`call_block` gives every block's output bit for bit, on full rows and on right-padded ones.
+
+    Blocks that share states read what the plugin's own calls of earlier blocks wrote.
+    """
     for padded in (False, True):
         seen = record(subject, padded=padded)
         batch, tokens = seen.input_ids.shape
         context = subject.architecture.context(
             subject.built, batch=batch, tokens=tokens, device=torch.device("cpu"), dtype=torch.float32
         )
+        inputs = _per_block_inputs(subject, seen)
+        states: dict[str, torch.Tensor] = {}
         for index, block in enumerate(subject.blocks):
-            kind = subject.architecture.layer_type(subject.config, index)
+            states |= {name: value[:, :, index] for name, value in inputs.items()}
+            kind = subject.architecture.layer_type(subject.text_config, index)
             with torch.no_grad():
-                ours = subject.architecture.call_block(block, seen.inputs[index].clone(), context, kind)
+                ours, written = subject.architecture.call_block_with_states(
+                    block, seen.inputs[index].clone(), context, kind, states
+                )
+            states.update(written)
             theirs = seen.outputs[index]
             if padded:  # nothing is promised about positions that hold no token
                 ours, theirs = ours[:, :-NUM_PADDED], theirs[:, :-NUM_PADDED]
@@ -120,6 +129,21 @@ def check_blocks(subject: Subject, _: Oracles) -> None:
                     got=_distance(ours, theirs),
                     where=f"block {index}, layer type `{kind}`{_why(seen.arguments[index], context, kind)}",
                 )
+
+
+def _per_block_inputs(subject: Subject, seen: Recorded) -> dict[str, torch.Tensor]:
+    """Return the inputs that a second token table gives every block, (B, T, L, P), by the state's name."""
+    declared = subject.architecture.per_block_inputs(subject.built)
+    if declared is None:
+        return {}
+    table: Any = subject.stock.get_submodule(declared.table)
+    modules = {path: subject.stock.get_submodule(path) for path in declared.modules}
+    with torch.no_grad():
+        rows = table.weight[seen.input_ids]
+        if declared.scale is not None:
+            rows = rows * torch.tensor(declared.scale, dtype=rows.dtype)
+        mixed = subject.architecture.mix_per_block_inputs(subject.built, modules, seen.inputs[0], rows)
+    return {declared.spec.name: mixed}
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> str:
@@ -158,7 +182,7 @@ def check_head(subject: Subject, _: Oracles) -> None:
     stock, parts = subject.stock, subject.parts
     with torch.no_grad():
         logits = stock.get_submodule(parts.head)(stock.get_submodule(parts.final_norm)(seen.outputs[-1]))
-    cap = subject.architecture.logit_softcap(subject.config)
+    cap = subject.architecture.logit_softcap(subject.text_config)
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
     if not torch.equal(logits, seen.logits):

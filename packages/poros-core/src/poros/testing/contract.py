@@ -159,13 +159,14 @@ def _subject(
     architecture: Architecture, make_config: Callable[[], PreTrainedConfig], registry: Registry
 ) -> Subject:
     """Build the models of one architecture; its parts are checked."""
-    built = architecture.build(make_config())
+    text_config = make_config().get_text_config()
+    built = architecture.build(text_config)
     subject = Subject(
         registry=registry,
         architecture=architecture,
         make_config=make_config,
         built=built,
-        parts=architecture.parts(make_config()),
+        parts=architecture.parts(text_config),
         stock=stock_model(built),
         case=_case(architecture.name, make_config, registry),
     )

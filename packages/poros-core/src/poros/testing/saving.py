@@ -31,7 +31,7 @@ def check_adapter(subject: Subject, _: Oracles) -> None:
 
     def base() -> torch.nn.Module:
         with torch.device("meta"):
-            model: torch.nn.Module = AutoModelForCausalLM.from_config(subject.config)
+            model: torch.nn.Module = AutoModelForCausalLM.from_config(subject.make_config())
         return model
 
     with tempfile.TemporaryDirectory() as folder:

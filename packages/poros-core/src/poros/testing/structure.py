@@ -120,7 +120,7 @@ def check_targets(subject: Subject, _: Oracles) -> None:
                 if isinstance(module, nn.Linear)
             }
         )
-        kind = subject.architecture.layer_type(subject.config, bare[0])
+        kind = subject.architecture.layer_type(subject.text_config, bare[0])
         raise broken(
             "`default_targets` leave blocks without an adapter",
             expected=f"one of {leaves} among them",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -55,15 +55,10 @@ class Subject:
     case: ParityCase
 
     @property
-    def config(self) -> PreTrainedConfig:
-        """A config as the user's file would give it."""
-        return self.make_config()
-
-    @property
-    def text_config(self) -> Any:
-        """The config of the text model, where another one wraps it."""
-        config: Any = self.built.config
-        return config.get_text_config()
+    def text_config(self) -> PreTrainedConfig:
+        """The config of the text model, also where another one wraps it: what the architecture's methods get."""
+        config: PreTrainedConfig = self.make_config().get_text_config()
+        return config
 
     @property
     def blocks(self) -> nn.ModuleList:
