@@ -92,7 +92,7 @@ def test_the_order_is_the_same_everywhere():
 
 
 def test_without_shuffling_the_file_order_is_kept():
-    steps = ids_of(plan(ROWS_23, shuffle=False, num_epochs=2))
+    steps = ids_of(plan(ROWS_23, order="file", num_epochs=2))
     assert [row for step in steps for batch in step for row in batch] == [*range(23), *range(23)]
 
 
@@ -140,7 +140,10 @@ def test_a_longer_run_has_the_same_fingerprint_and_begins_with_the_same_steps():
         {"length_bucket": 8},
         {"pad_id": 0},
         {"seed": 1},
-        {"shuffle": False},
+        {"order": "file"},
+        {"order": "length-sorted"},
+        {"weights": [2.0] * 23},
+        {"packed_length": 16},
     ],
 )
 def test_whatever_a_step_reads_is_in_the_fingerprint(change):

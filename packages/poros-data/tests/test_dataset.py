@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poros_data import DataError, load_dataset
+from poros_data import DataError, RowSettings, load_dataset
 
 CHAT = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
 LONG = {"messages": [{"role": "user", "content": "w " * 9000}, {"role": "assistant", "content": "ok"}]}
@@ -41,11 +41,12 @@ def test_a_row_is_never_cut(write, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("row", "got"), [(LONG, r"got \d+ tokens"), (ONLY_USER, "got no assistant turn or no text")]
+    ("row", "got"),
+    [(LONG, r"got \d+ tokens"), (ONLY_USER, "got no trained assistant turn, or no text in it")],
 )
 def test_an_unusable_row_stops_the_run_if_asked(write, tokenizer, row, got):
     with pytest.raises(DataError, match=rf"Unusable row: .*{got} \(.*data.jsonl:2\)"):
-        load_dataset(write(CHAT, row), tokenizer, max_length=128, unusable_rows="error")
+        load_dataset(write(CHAT, row), tokenizer, max_length=128, settings=RowSettings(truncation="error"))
 
 
 def test_a_data_set_without_supervised_token_is_refused(write, tokenizer):
@@ -120,10 +121,15 @@ def test_a_changed_tokenizer_changes_the_fingerprint(write, make_tokenizer):
     assert load_dataset(write(CHAT), grown, max_length=128).parts["tokenizer"] != before.parts["tokenizer"]
 
 
-@pytest.mark.parametrize("setting", [{"max_length": 1}, {"max_length": 128, "unusable_rows": "cut"}])
-def test_a_bad_setting_is_named(write, tokenizer, setting):
+def test_a_maximal_length_that_holds_no_supervised_token_is_refused(write, tokenizer):
+    with pytest.raises(DataError, match="Bad setting `max_length`"):
+        load_dataset(write(CHAT), tokenizer, max_length=1)
+
+
+@pytest.mark.parametrize("setting", [{"truncation": "cut"}, {"order": "random"}])
+def test_a_bad_setting_is_named(setting):
     with pytest.raises(DataError, match="Bad setting `"):
-        load_dataset(write(CHAT), tokenizer, **setting)
+        RowSettings(**setting)
 
 
 def test_the_summary_says_what_was_used(write, tokenizer):

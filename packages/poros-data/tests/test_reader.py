@@ -106,9 +106,3 @@ def test_a_missing_file_names_the_nearest(write):
 
 def test_a_missing_folder_is_named(tmp_path):
     assert f"The folder `{tmp_path / 'no'}` does not exist either" in failure(tmp_path / "no" / "a.jsonl")
-
-
-def test_a_folder_lists_its_files(write):
-    path = write({"text": "a"})
-    assert "got a folder" in failure(path.parent)
-    assert "data.jsonl" in failure(path.parent)

@@ -114,12 +114,14 @@ def test_the_nearest_format_is_the_one_with_the_fewest_changes(row, nearest):
         ({"messages": [{"content": "a"}]}, "`messages[0].role`: expected a string, got null"),
         ({"messages": [{"role": "user"}]}, "`messages[0].content`: expected a string, got null"),
         ({"messages": [{"role": "human", "content": "a"}]}, "got 'human' (mixed.jsonl:4). Write `user`."),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "expected system | user | assistant, got 'tool'"),
+        (
+            {"messages": [{"role": "bot", "content": "a"}]},
+            "expected system | user | assistant | tool, got 'bot'",
+        ),
+        ({"messages": [{"role": "function", "content": "a"}]}, "Write `tool`."),
         ({"messages": [{"from": "human", "value": "a"}]}, "Name the column `conversations`"),
         ({"conversations": turns("q", "a")}, "Name the column `messages`"),
-        ({"conversations": [{"from": "observation", "value": "a"}]}, "got 'observation'"),
-        ({"messages": turns("q"), "tools": [{"type": "function"}]}, "tools are not supported"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "got a tool call"),
+        ({"conversations": [{"from": "bing", "value": "a"}]}, "got 'bing'"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "got a part of type 'image'"),
     ],
 )

@@ -28,7 +28,7 @@ def json_type(value: object) -> str:
     """Return what JSON calls a value that `json.loads` made."""
     if value is None:
         return "null"
-    names = {
+    names: dict[type, str] = {
         bool: "a boolean",
         int: "a number",
         float: "a number",
@@ -36,4 +36,4 @@ def json_type(value: object) -> str:
         list: "an array",
         dict: "an object",
     }
-    return names[type(value)]
+    return names.get(type(value), f"a {type(value).__name__}")  # tables hold more kinds than JSON

@@ -2,7 +2,6 @@ r"""Reading JSON Lines: one JSON object per line, lines split on ``\n`` only, no
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from poros_data.errors import DataError, explain, json_type
+from poros_data.sources import missing_file
 
 __all__ = ["Digest", "Record", "read_jsonl"]
 
@@ -22,7 +22,7 @@ MAGIC = {
     b"\x1f\x8b": ("a gzip archive", "Unpack it with `gunzip`"),
     b"\x28\xb5\x2f\xfd": ("a zstd archive", "Unpack it with `unzstd`"),
     b"PK\x03\x04": ("a zip archive", "Unpack it with `unzip`"),
-    b"PAR1": ("a Parquet file", "Write its rows as JSON Lines, for example with `pandas.DataFrame.to_json`"),
+    b"PAR1": ("a Parquet file", "Let its name end in `.parquet`"),
     b"version https://git-lfs": ("a Git LFS pointer", "Fetch the real file with `git lfs pull`"),
 }
 
@@ -42,7 +42,7 @@ class Digest(Protocol):
         """Add bytes."""
 
 
-class _BadLineError(Exception):
+class BadLineError(Exception):
     """Why one line is not a JSON object, and the 1-based column where that shows."""
 
     def __init__(self, reason: str, column: int, next_step: str) -> None:
@@ -66,80 +66,54 @@ def read_jsonl(path: Path | str, *, digest: Digest | None = None) -> Iterator[Re
             count the others.
     """
     path = Path(path)
-    first_error: tuple[int, _BadLineError, bytes] | None = None
+    first_error: tuple[int, BadLineError, bytes] | None = None
     num_bad = num_rows = line = 0
     try:
-        with _open(path) as file:
+        with path.open("rb") as file:
             for line, raw in enumerate(file, start=1):
                 if digest is not None:
                     digest.update(raw)
                 if line == 1:
-                    _refuse_foreign_format(path, raw)
+                    refuse_foreign_format(path, raw)
                     raw = raw.removeprefix(UTF8_BOM)
                 raw = raw.rstrip(b"\r\n")
                 if not raw.strip(b" \t\r"):
                     continue
                 try:
                     value = _parse(raw)
-                except _BadLineError as error:
+                except BadLineError as error:
                     num_bad += 1
                     first_error = first_error or (line, error, raw)
                     continue
                 num_rows += 1
                 if first_error is None:
                     yield Record(line, value)
+    except FileNotFoundError:
+        raise missing_file(path) from None
     except OSError as error:
         raise DataError(f"Cannot read the data file `{path}`: {error.strerror or error}.") from error
     if first_error is not None:
-        raise DataError(_describe(path, *first_error, num_bad=num_bad, num_rows=num_rows))
+        raise DataError(describe_bad_line(path, *first_error, num_bad=num_bad, num_rows=num_rows))
     if num_rows == 0:
         got = "an empty file" if line == 0 else f"{line} blank lines"
-        raise DataError(
-            explain(
-                "No data",
-                expected="at least one row",
-                got=got,
-                where=str(path),
-                next_step='Write one JSON object per line, for example `{"text": "..."}`',
-            )
+        raise no_rows(path, got)
+
+
+def no_rows(path: Path, got: str) -> DataError:
+    """Return the error for a file without rows."""
+    return DataError(
+        explain(
+            "No data",
+            expected="at least one row",
+            got=got,
+            where=str(path),
+            next_step='Write one JSON object per line, for example `{"text": "..."}`',
         )
+    )
 
 
-def _open(path: Path) -> Any:
-    if path.is_dir():
-        inside = sorted(child.name for child in path.glob("*.jsonl"))
-        raise DataError(
-            explain(
-                "Cannot read the data",
-                expected="a JSON Lines file",
-                got="a folder",
-                where=str(path),
-                next_step=f"Name one of its files: {', '.join(inside[:5])}" if inside else "Name a file",
-            )
-        )
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, n=1)
-        if close:
-            next_step = f"Did you mean `{path.parent / close[0]}`"
-        elif not path.parent.is_dir():
-            next_step = f"The folder `{path.parent}` does not exist either"
-        else:
-            next_step = "Check the path"
-        raise DataError(
-            explain(
-                "Cannot read the data",
-                expected="an existing file",
-                got="none",
-                where=str(path),
-                next_step=next_step,
-            )
-        ) from None
-
-
-def _refuse_foreign_format(path: Path, head: bytes) -> None:
+def refuse_foreign_format(path: Path, head: bytes) -> None:
+    """Refuse a file that begins like no text file."""
     for magic, (found, next_step) in MAGIC.items():
         if head.startswith(magic):
             raise DataError(
@@ -157,53 +131,56 @@ def _parse(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _BadLineError(
+        raise BadLineError(
             f"byte 0x{raw[error.start]:02x} is not UTF-8",
             len(raw[: error.start].decode("utf-8")) + 1,
             "Convert the file, for example with `iconv -f WINDOWS-1252 -t UTF-8`",
         ) from error
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text, object_pairs_hook=read_object)
     except json.JSONDecodeError as error:
-        raise _BadLineError(error.msg, error.pos + 1, _advice(text, error)) from error
-    except _DuplicateKeyError as error:
-        raise _BadLineError(str(error), text.find(json.dumps(error.key)) + 1, "Keep one of them") from error
+        raise BadLineError(error.msg, error.pos + 1, _advice(text, error)) from error
+    except DuplicateKeyError as error:
+        raise BadLineError(str(error), text.find(json.dumps(error.key)) + 1, "Keep one of them") from error
     except RecursionError as error:
-        raise _BadLineError("the JSON is nested too deeply", 1, "Flatten the row") from error
+        raise BadLineError("the JSON is nested too deeply", 1, "Flatten the row") from error
     except ValueError as error:  # a number of more digits than Python converts
-        raise _BadLineError(str(error).partition(";")[0], 1, "Write the number as a string") from error
+        raise BadLineError(str(error).partition(";")[0], 1, "Write the number as a string") from error
     if isinstance(value, list):
-        raise _BadLineError(
+        raise BadLineError(
             "this is a JSON array, not JSON Lines",
             _column(text),
-            "Write one object per line: `jq -c '.[]' FILE`",
+            "Let the file's name end in `.json`, or write one object per line: `jq -c '.[]' FILE`",
         )
     if not isinstance(value, dict):
-        raise _BadLineError(
+        raise BadLineError(
             f"the line holds {json_type(value)}", _column(text), "Write one JSON object per line"
         )
-    _refuse_lone_surrogates(text, value)
+    refuse_lone_surrogates(text, value)
     return value
 
 
-class _DuplicateKeyError(ValueError):
+class DuplicateKeyError(ValueError):
+    """An object has one key twice: one of the values would be lost."""
+
     def __init__(self, key: str) -> None:
         super().__init__(f"the key `{key}` stands twice in one object")
         self.key = key
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs; for `json.JSONDecoder`. Raises `DuplicateKeyError`."""
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _DuplicateKeyError(key)
+                raise DuplicateKeyError(key)
             seen.add(key)
     return value
 
 
-def _refuse_lone_surrogates(text: str, value: dict[str, Any]) -> None:
+def refuse_lone_surrogates(text: str, value: dict[str, Any]) -> None:
     """Half of a surrogate pair is legal JSON, but no tokenizer takes it."""
     if "\\u" not in text:
         return
@@ -211,7 +188,7 @@ def _refuse_lone_surrogates(text: str, value: dict[str, Any]) -> None:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise _BadLineError(
+        raise BadLineError(
             f"`{half}` is half of a surrogate pair", text.lower().find(half) + 1, "Write the whole character"
         ) from error
 
@@ -223,7 +200,10 @@ def _column(text: str) -> int:
 def _advice(text: str, error: json.JSONDecodeError) -> str:
     start = text.lstrip()
     if start.startswith("["):
-        return "This is JSON, not JSON Lines. Write one object per line: `jq -c '.[]' FILE`"
+        return (
+            "This is JSON, not JSON Lines. Let the file's name end in `.json`, or write one object per line: "
+            "`jq -c '.[]' FILE`"
+        )
     if start.startswith("<"):
         return "This looks like a web page. Download the file itself"
     if error.msg == "Extra data":
@@ -239,7 +219,9 @@ def _advice(text: str, error: json.JSONDecodeError) -> str:
     return "Correct the line"
 
 
-def _describe(path: Path, line: int, error: _BadLineError, raw: bytes, *, num_bad: int, num_rows: int) -> str:
+def describe_bad_line(
+    path: Path, line: int, error: BadLineError, raw: bytes, *, num_bad: int, num_rows: int
+) -> str:
     excerpt = raw.decode("utf-8", errors="replace")
     shown = excerpt[:EXCERPT_CHARACTERS] + ("..." if len(excerpt) > EXCERPT_CHARACTERS else "")
     total = f"{num_bad} bad {'line' if num_bad == 1 else 'lines'} in the file, {num_rows} good"

@@ -21,12 +21,14 @@ class Row:
         input_ids: (T,) token ids, without padding.
         labels: (T,), the id at the same position (*not* shifted) or -100 where it is not supervised. Position
             0 is always -100: nothing comes before it that could predict it.
-        line: 1-based line of the data file.
+        line: 1-based line of the data file; of a table, its row.
+        file: index of that file in `poros_data.Dataset.files`.
     """
 
     input_ids: Sequence[int]
     labels: Sequence[int]
     line: int
+    file: int = 0
 
     @property
     def num_supervised(self) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 from poros_data import formats
 from poros_data.errors import DataError, explain
-from poros_data.formats import Example, RowError
+from poros_data.formats import Example
+from poros_data.values import RowError
 
 __all__ = ["SCHEMAS", "Schema", "parse_row"]
 
