@@ -115,7 +115,7 @@ def oldest(session: nox.Session) -> None:
     packages = [arg for path in _packages() for arg in ("-e", str(ROOT / path))]
     # From outside: below this folder uv adds the constraints of pyproject.toml, which pin the newest versions.
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
-        session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp")
+        session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp", "pyarrow")
     session.run("python", "-m", "pytest", *session.posargs)
 
 

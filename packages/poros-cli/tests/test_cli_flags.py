@@ -23,6 +23,7 @@ VALUES = {
     "--residency": "resident",
     "--order": "micro-batch-major",
     "--vram": "5GiB",
+    "--truncation": "error",
     "--ram": "24GB",
 }
 

@@ -207,3 +207,43 @@ def test_a_plan_is_what_the_engine_reads():
     steps = plan(ROWS_23)
     assert isinstance(steps, StepSource)
     assert all(isinstance(batch, MicroBatch) for batch in steps.step(0))
+
+
+def test_length_sorted_batches_pad_less_and_visit_every_row_once():
+    rows = [row(2 + (7 * i) % 61, line=i + 1) for i in range(60)]
+
+    def positions(steps):
+        return sum(batch.input_ids.numel() for index in range(steps.num_steps) for batch in steps.step(index))
+
+    settings = {"micro_batch_size": 4, "micro_batches_per_step": 2, "num_epochs": 2}
+    shuffled, sorted_ = plan(rows, **settings), plan(rows, order="length-sorted", **settings)
+    visited = [i for step in ids_of(sorted_)[: sorted_.steps_per_epoch] for batch in step for i in batch]
+    assert sorted(visited) == list(range(60))
+    assert positions(sorted_) < 0.75 * positions(shuffled)
+    assert ids_of(sorted_) == ids_of(plan(rows, order="length-sorted", **settings))
+    assert ids_of(sorted_)[: sorted_.steps_per_epoch] != ids_of(sorted_)[sorted_.steps_per_epoch :]
+    assert ids_of(sorted_) != ids_of(plan(rows, order="length-sorted", seed=1, **settings))
+
+
+def test_a_short_micro_batch_stays_last_when_sorted():
+    steps = plan(ROWS_23, micro_batch_size=4, micro_batches_per_step=2, order="length-sorted")
+    sizes = [len(batch) for step in ids_of(steps) for batch in step]
+    assert sizes == [4, 4, 4, 4, 4, 3]
+
+
+def test_weights_are_visits_per_epoch_and_fractions_are_drawn_anew():
+    weights = [1.0] * 10 + [2.0] * 5 + [0.5] * 8
+    steps = plan(ROWS_23, weights=weights, num_epochs=2)
+    epochs = [
+        [i for step in ids_of(steps)[start : start + steps.steps_per_epoch] for batch in step for i in batch]
+        for start in (0, steps.steps_per_epoch)
+    ]
+    for visited in epochs:
+        assert [visited.count(i) for i in range(15)] == [1] * 10 + [2] * 5
+        assert len(visited) == len([i for i in visited if i < 15]) + 4
+    assert {i for i in epochs[0] if i >= 15} != {i for i in epochs[1] if i >= 15}
+
+
+def test_weights_that_leave_an_epoch_empty_are_refused():
+    with pytest.raises(DataError, match="weights too small for one"):
+        plan(ROWS_23[:2], weights=[0.1, 0.1])

@@ -15,13 +15,17 @@ from poros.run.device import refuse_many_processes, resolve_device
 from poros.units import parse_size
 from poros_cli.config import RunConfig
 from poros_cli.gate_text import verdict_sentence
+from poros_cli.stop_token import stop_token_warnings
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
-from poros_data import Dataset, StepPlan, eval_batches, load_dataset, padding_id
+from poros_data import Dataset, Sources, StepPlan, eval_batches, load_dataset, padding_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Assembled", "assemble"]
+
+# Inside `cache_dir`, beside the quantized stores.
+ROWS_FOLDER = "rows"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,7 @@ class Assembled:
     trainer: Trainer
     model: OpenModel
     tokenizer: PreTrainedTokenizerBase
+    rows: Dataset
 
 
 def assemble(
@@ -62,6 +67,8 @@ def assemble(
     say(verdict_sentence(model.verdict, device))
     tokenizer = load_tokenizer(model.folder)
     rows = _read(config.data, model, tokenizer, config, say)
+    for warning in stop_token_warnings(model.folder, tokenizer, rows.report.last_supervised_id):
+        say(f"warning: {warning}")
     held_out = _read(config.eval_data, model, tokenizer, config, say) if config.eval_data else None
     pad_id = padding_id(tokenizer)
     batching: dict[str, Any] = {
@@ -75,6 +82,8 @@ def assemble(
         seed=config.seed,
         num_epochs=_num_epochs(config),
         max_steps=config.max_steps,
+        order=config.rows.order,
+        weights=rows.row_weights,
         **batching,
     )
     settings = RunSettings(
@@ -98,9 +107,15 @@ def assemble(
         settings,
         evaluation=eval_batches(held_out.rows, **batching) if held_out else (),
         reporters=reporters,
-        data_record={**rows.parts, **batching, "micro_batches": config.micro_batches},
+        data_record={
+            **rows.parts,
+            **batching,
+            "micro_batches": config.micro_batches,
+            "order": config.rows.order,
+            "weights": list(rows.weights),
+        },
     )
-    return Assembled(trainer=trainer, model=model, tokenizer=tokenizer)
+    return Assembled(trainer=trainer, model=model, tokenizer=tokenizer, rows=rows)
 
 
 def _num_epochs(config: RunConfig) -> int | None:
@@ -117,22 +132,27 @@ def _describe(model: OpenModel) -> str:
 
 
 def _read(
-    path: str,
+    sources: Sources,
     model: OpenModel,
     tokenizer: PreTrainedTokenizerBase,
     config: RunConfig,
     say: Callable[[str], None],
 ) -> Dataset:
     dataset = load_dataset(
-        path, tokenizer, max_length=config.max_length, stop_token_ids=stop_token_ids(model.folder)
+        sources,
+        tokenizer,
+        max_length=config.max_length,
+        settings=config.rows,
+        stop_token_ids=stop_token_ids(model.folder),
+        cache_dir=None if config.cache_dir is None else Path(config.cache_dir).expanduser() / ROWS_FOLDER,
     )
-    _check_vocabulary(dataset, int(model.config.vocab_size), path)
+    _check_vocabulary(dataset, int(model.config.vocab_size))
     for line in dataset.report.lines():
         say(line)
     return dataset
 
 
-def _check_vocabulary(dataset: Dataset, vocab_size: int, path: str) -> None:
+def _check_vocabulary(dataset: Dataset, vocab_size: int) -> None:
     """Refuse token ids that the embedding does not have, before a lookup fails on the device."""
     for row in dataset.rows:
         highest = max(row.input_ids)
@@ -142,7 +162,7 @@ def _check_vocabulary(dataset: Dataset, vocab_size: int, path: str) -> None:
                     "The tokenizer does not fit the model",
                     expected=f"token ids below {vocab_size} (`vocab_size` in config.json)",
                     got=highest,
-                    where=f"{path}:{row.line}",
+                    where=dataset.where(row),
                     next_step="Use the tokenizer that belongs to these weights",
                 )
             )

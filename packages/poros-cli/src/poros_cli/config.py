@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poros.errors import ConfigError, explain
 from poros.planning.request import PlanRequest
 from poros.settings import LoraSettings, Numerics, OptimizerSettings
 from poros.units import parse_size
+from poros_data import DataError, RowSettings, as_sources
 
 __all__ = ["RunConfig"]
 
@@ -32,7 +34,8 @@ class RunConfig:
 
     Attributes:
         model: local folder or hub id of the base model.
-        data: training rows, JSONL.
+        data: training rows: a file, a folder or a hub id, a list of these, or a mapping of these to weights (how often
+            their rows come in an epoch).
         output: folder for checkpoints, metrics and the final adapter.
         eval_data: held-out rows, JSONL.
         quantization: weight format of the frozen linear layers.
@@ -47,15 +50,17 @@ class RunConfig:
         keep_checkpoints: newest checkpoints that are kept.
         resume: go on from the newest complete checkpoint in ``output``.
         overwrite: empty a used ``output`` first.
-        cache_dir: folder for quantized stores: the second start of a model skips quantization; None keeps none.
+        cache_dir: folder for quantized stores and tokenized rows: the second start skips quantization and tokenizing;
+            None keeps none.
         vram: device memory that the run may take, the whole process, such as ``8GB``; None is the least with which it
             is predicted to run at full speed.
         ram: host memory that the run may take, such as ``24GB``; None is what is free.
+        rows: how rows are made from the data.
         plan: what the planner must not decide itself.
     """
 
     model: str
-    data: str
+    data: str | tuple[str, ...] | Mapping[str, float]
     output: str
     eval_data: str | None = None
     quantization: str = "nf4"
@@ -74,6 +79,7 @@ class RunConfig:
     cache_dir: str | None = None
     vram: str | None = None
     ram: str | None = None
+    rows: RowSettings = field(default_factory=RowSettings)
     lora: LoraSettings = field(default_factory=LoraSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     numerics: Numerics = field(default_factory=Numerics)
@@ -81,8 +87,14 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("model", "data", "output"):
-            if not getattr(self, name).strip():
+            if not (
+                getattr(self, name).strip() if name != "data" or isinstance(self.data, str) else self.data
+            ):
                 raise ConfigError(explain(f"Bad setting `{name}`", expected="a path or name", got="nothing"))
+        try:
+            as_sources(self.data)
+        except DataError as error:
+            raise ConfigError(f"Bad setting `data`: {error}") from error
         for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -17,6 +17,7 @@ from poros.errors import ConfigError, explain
 from poros_cli.config import RunConfig
 from poros_cli.schema import nearest, sections, settings
 from poros_cli.values import convert
+from poros_data import DataError
 
 __all__ = ["load_config"]
 
@@ -177,7 +178,7 @@ def _make(kind: Any, section: str, arguments: Mapping[str, Any], given: Mapping[
     """Build one dataclass; its complaint about a value gets the place where the value was given."""
     try:
         return kind(**arguments)
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         named = re.search(r"`([\w.]+)`", str(error))
         leaf = named.group(1).rsplit(".", 1)[-1] if named else ""
         path = f"{section}.{leaf}" if section else leaf

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import click
 
 from poros_cli.main import make_group
 from poros_cli.plugin import poros_register_commands
@@ -20,7 +22,15 @@ def help_pages() -> Iterator[tuple[str, str]]:
         "poros", [], resilient_parsing=True, terminal_width=WIDTH, max_content_width=WIDTH
     )
     yield "poros", group.get_help(parent).rstrip()
+    yield from _pages(commands, parent, "poros")
+
+
+def _pages(
+    commands: Mapping[str, click.Command], parent: click.Context, prefix: str
+) -> Iterator[tuple[str, str]]:
     for name, command in sorted(commands.items()):
         # Contexts take their width from the parent; an argument that is missing is no reason to refuse help.
         context = command.make_context(name, [], parent=parent, resilient_parsing=True)
-        yield f"poros {name}", command.get_help(context).rstrip()
+        yield f"{prefix} {name}", command.get_help(context).rstrip()
+        if isinstance(command, click.Group):
+            yield from _pages(command.commands, context, f"{prefix} {name}")

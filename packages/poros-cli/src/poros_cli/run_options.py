@@ -13,6 +13,7 @@ from poros.settings import ACCUMULATION_ORDERS
 from poros_cli.config import RunConfig
 from poros_cli.config_file import load_config
 from poros_cli.schema import settings
+from poros_data import TRUNCATIONS
 
 __all__ = ["FLAGS", "PLANNED", "POSITIVE", "config_arguments", "config_from", "split_names"]
 
@@ -46,7 +47,7 @@ POSITIVE = click.IntRange(min=1)
 PLANNED = "[default: the planner's choice]"
 FLAGS = (
     Flag("model", "--model", "Base model: a local folder or a hub id.", metavar="DIR|ID"),
-    Flag("data", "--data", "Training rows, JSONL.", metavar="FILE"),
+    Flag("data", "--data", "Training rows: a file, a folder of files or a hub id.", metavar="FILE|DIR|ID"),
     Flag("output", "--output", "Folder for checkpoints, metrics and the adapter.", metavar="DIR"),
     Flag("eval_data", "--eval-data", "Held-out rows, JSONL.", metavar="FILE"),
     Flag("quantization", "--quantization", "Weight format of the frozen base.", metavar="NAME"),
@@ -65,6 +66,13 @@ FLAGS = (
     ),
     Flag("micro_batches", "--micro-batches", "Micro-batches per optimizer step.", type=POSITIVE, metavar="N"),
     Flag("max_length", "--max-length", "Tokens per row at most.", type=POSITIVE, metavar="N"),
+    Flag(
+        "rows.truncation",
+        "--truncation",
+        "What becomes of rows with more tokens.",
+        type=click.Choice(TRUNCATIONS),
+    ),
+    Flag("rows.template", "--template", "Chat template to use instead of the tokenizer's.", metavar="FILE"),
     Flag("lora.rank", "--rank", "Adapter rank.", type=POSITIVE, metavar="N"),
     Flag("lora.alpha", "--alpha", "Adapter scaling numerator.", type=float, metavar="X"),
     Flag("lora.dropout", "--dropout", "Dropout on adapter inputs.", type=float, metavar="X"),
@@ -100,7 +108,10 @@ FLAGS = (
     Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
     Flag("overwrite", "--overwrite", "Empty a used --output first.", is_flag=True),
     Flag(
-        "cache_dir", "--cache-dir", "Folder for quantized stores: the second start is faster.", metavar="DIR"
+        "cache_dir",
+        "--cache-dir",
+        "Folder for quantized stores and tokenized rows: the second start is faster.",
+        metavar="DIR",
     ),
     Flag(
         "vram",

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_tokenizer", "stop_token_ids"]
 
-GENERATION_CONFIG = "generation_config.json"
+# Generation stops at the ids of the first of these that has any.
+GENERATION_CONFIGS = ("generation_config.json", "config.json")
 # One of these holds the vocabulary. Without any, Transformers builds an empty tokenizer of the model's type.
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken")
 
@@ -36,14 +37,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def stop_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the ids at which the model's generation config stops; empty where it says nothing."""
-    path = folder / GENERATION_CONFIG
-    try:
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # absent or unreadable: only a warning depends on it
-        return ()
-    values = value if isinstance(value, list) else [value]
-    return tuple(item for item in values if isinstance(item, int))
+    """Return the ids at which the model's own files say that generation stops; empty where they say nothing."""
+    for name in GENERATION_CONFIGS:
+        try:
+            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            value = config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id"))
+        except (OSError, ValueError, AttributeError):  # absent or unreadable: only a warning depends on it
+            continue
+        values = value if isinstance(value, list) else [value]
+        if ids := tuple(item for item in values if isinstance(item, int)):
+            return ids
+    return ()
 
 
 def _unreadable(folder: Path, got: str) -> CheckpointError:

@@ -34,14 +34,16 @@ def convert(node: yaml.Node | None, annotation: Any, path: str, where: str) -> A
 
     Args:
         node: composed YAML, or None for an empty document.
-        annotation: str, int, float, bool, torch.dtype, ``X | None``, ``tuple[X, ...]`` or ``Mapping[str, X]``.
+        annotation: str, int, float, bool, torch.dtype, ``X | None``, ``tuple[X, ...]``, ``Mapping[str, X]``, or one
+            each of a scalar, a tuple and a mapping.
         path: setting that the value is for.
         where: place named in errors.
 
     Raises:
         ConfigError: the node holds something else.
     """
-    annotation, optional = _without_none(annotation)
+    kinds, optional = _without_none(annotation)
+    annotation = _fitting(kinds, node)
     if node is None or _tag(node) == "null":
         if optional:
             return None
@@ -78,7 +80,10 @@ def convert(node: yaml.Node | None, annotation: Any, path: str, where: str) -> A
 
 def describe(annotation: Any) -> str:
     """Return a type in words."""
-    annotation, optional = _without_none(annotation)
+    kinds, optional = _without_none(annotation)
+    if len(kinds) > 1:
+        return ", ".join(describe(kind) for kind in kinds[:-1]) + f" or {describe(kinds[-1])}"
+    annotation = kinds[0]
     origin = typing.get_origin(annotation)
     if annotation is torch.dtype:
         words = " or ".join(COMPUTE_DTYPES)
@@ -121,12 +126,22 @@ def _scalar(node: yaml.ScalarNode, annotation: Any, path: str, where: str) -> An
     return float(text)
 
 
-def _without_none(annotation: Any) -> tuple[Any, bool]:
+def _without_none(annotation: Any) -> tuple[list[Any], bool]:
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
-        return annotation, False
-    kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
-    assert len(kinds) == 1, f"a setting has one type, got {annotation}"
-    return kinds[0], True
+        return [annotation], False
+    kinds = list(typing.get_args(annotation))
+    return [kind for kind in kinds if kind is not types.NoneType], types.NoneType in kinds
+
+
+def _fitting(kinds: list[Any], node: yaml.Node | None) -> Any:
+    """Return the one of several types that has the node's form, else the first."""
+    for kind in kinds:
+        origin = typing.get_origin(kind)
+        if isinstance(node, yaml.SequenceNode) and origin is tuple:
+            return kind
+        if isinstance(node, yaml.MappingNode) and origin not in (None, tuple):
+            return kind
+    return kinds[0]
 
 
 def _tag(node: yaml.Node) -> str:

@@ -7,7 +7,7 @@ from poros_data.report import Count, DataReport, SourceReport
 from poros_data.rows import IGNORED, Row
 from poros_data.schemas import SCHEMAS, Schema
 from poros_data.settings import ORDERS, TRUNCATIONS, RowSettings
-from poros_data.sources import DataFile, Source, Sources
+from poros_data.sources import DataFile, Source, Sources, as_sources
 from poros_data.steps import StepPlan
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SourceReport",
     "Sources",
     "StepPlan",
+    "as_sources",
     "eval_batches",
     "load_dataset",
     "padding_id",

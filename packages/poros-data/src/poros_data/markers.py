@@ -22,7 +22,7 @@ __all__ = ["TurnMarkers", "find_markers", "render"]
 USER_1, REPLY_1, USER_2, REPLY_2 = "porosaskone", "porossayone", "porosasktwo", "porossaytwo"
 TOOL, TOOL_ANSWER = "porostool", "porostoolsays"
 # Templates without a thinking switch ignore it.
-THINKING_SWITCHES: tuple[Mapping[str, bool], ...] = (
+THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
     {},
     {"enable_thinking": True},
     {"enable_thinking": False},

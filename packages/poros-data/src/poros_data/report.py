@@ -74,6 +74,7 @@ class DataReport:
         longest_tokens: tokens of the longest row kept.
         lengths: rows read by their length before any cut: a power of two -> rows up to that long, above its half.
         last_supervised_token: the text of the last supervised token of the first row kept.
+        last_supervised_id: its id; None where truncation cut the row's end off.
         warnings: sentences that the user should see.
         notes: sentences that the user may want to see.
     """
@@ -91,6 +92,7 @@ class DataReport:
     longest_tokens: int
     lengths: Mapping[int, int]
     last_supervised_token: str
+    last_supervised_id: int | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
 

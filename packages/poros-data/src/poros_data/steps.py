@@ -147,9 +147,8 @@ class StepPlan:
         """Return what stands in the rows of the epoch's micro-batches, in order."""
         if self._cached is None or self._cached[0] != epoch:
             order = self._ordered(epoch)
-            if self._packed_length is None:
-                units = [(row,) for row in order]
-            else:
+            units: list[Unit] = [(row,) for row in order]
+            if self._packed_length is not None:
                 lengths = [len(self._rows[row].input_ids) for row in order]
                 packs = pack(lengths, self._packed_length)
                 units = [tuple(order[place] for place in places) for places in packs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from poros_data.reader import Digest, Record, no_rows
 
 __all__ = ["read_hub", "read_parquet"]
 
+# A colon, unless it is inside the brackets of a slice such as `train[:10%]`.
+SEPARATOR = re.compile(r":(?![^\[]*\])")
 ROWS_PER_BATCH = 1024
 BYTES_PER_READ = 1 << 20
 # What the hub's libraries say when a data set is private or its licence was not accepted.
@@ -84,7 +87,7 @@ def read_hub(name: str, *, digest: Digest | None = None) -> Iterator[Record]:
                 next_step="Check the path, or install it: `uv add 'poros-data[hub]'`",
             )
         ) from error
-    repository, *rest = name.split(":")
+    repository, *rest = SEPARATOR.split(name)
     config = rest[0] if len(rest) > 1 else None
     split = rest[-1] if rest else "train"
     try:

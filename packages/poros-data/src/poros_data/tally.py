@@ -43,6 +43,7 @@ class Tally:
     repaired: dict[str, Count] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
     cut_tokens: int = 0
+    first_cut: tuple[int, int] | None = None
 
     def add(self, file: int, line: int, encoded: Encoded) -> None:
         """Keep, cut or drop one row.
@@ -82,6 +83,7 @@ class Tally:
             self._drop(row, NOTHING_LEFT, "none")
             return []
         self._count(self.truncated, self.policy, row)
+        self.first_cut = self.first_cut or (row.file, row.line)
         self.cut_tokens += max(0, len(row.input_ids) - sum(len(piece.input_ids) for piece in kept))
         return kept
 
@@ -146,15 +148,20 @@ class Tally:
             longest_tokens=max(len(row.input_ids) for row in self.rows),
             lengths=dict(sorted(self.lengths.items())),
             last_supervised_token=str(tokenizer.convert_ids_to_tokens(last)),
+            last_supervised_id=None if self._end_is_cut() else last,
             warnings=tuple(self._warnings(tokenizer, last, set(stop_token_ids))),
         )
+
+    def _end_is_cut(self) -> bool:
+        """Say whether the first row kept ends where it was cut."""
+        first, row = self.first_cut, self.rows[0]
+        return self.policy in ("truncate-right", "split") and first == (row.file, row.line)
 
     def _warnings(self, tokenizer: PreTrainedTokenizerBase, last: int, stops: set[int]) -> Iterable[str]:
         for role, count in self.lost_turns.items():
             yield f"{count.count} {role} turns lost text in the chat template (first: {count.first})"
-        cut = self.truncated.get("truncate-right")
-        if cut is not None and cut.first_line == self.rows[0].line and self.rows[0].file == 0:
-            return  # its last token is where the cut was
+        if self._end_is_cut():
+            return
         if last != tokenizer.eos_token_id and last not in stops:
             yield (
                 f"row 0 ({self.files[self.rows[0].file].unit} {self.rows[0].line}) ends with the supervised token "

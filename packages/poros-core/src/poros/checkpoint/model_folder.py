@@ -10,8 +10,9 @@ from poros.errors import CheckpointError, explain
 __all__ = ["resolve_model"]
 
 # Everything that reading a model needs and nothing that can run code: no pickles, no Python files.
+WEIGHT_FILES = "*.safetensors"
 ALLOWED_FILES = (
-    "*.safetensors",
+    WEIGHT_FILES,
     "*.json",
     "*.jinja",
     "*.tiktoken",
@@ -23,7 +24,7 @@ CONFIG_FILES = ("config.json",)
 IGNORED_FILES = ("*/*", "consolidated*", "*.bin.index.json")
 
 
-def resolve_model(model: str, *, config_only: bool = False) -> Path:
+def resolve_model(model: str, *, config_only: bool = False, weights: bool = True) -> Path:
     """Return the local folder of a model, downloading it from the hub only if ``model`` cannot be a path.
 
     A folder that exists is taken as it is, without any network call. So is a missing one refused, if the text looks
@@ -32,6 +33,7 @@ def resolve_model(model: str, *, config_only: bool = False) -> Path:
     Args:
         model: folder or hub id.
         config_only: download ``config.json`` alone; the folder need not hold weights.
+        weights: False downloads everything but the weights, for whoever only needs the tokenizer.
 
     Raises:
         CheckpointError: a missing folder, a file instead of a folder, or a hub model that cannot be fetched: it does
@@ -66,7 +68,11 @@ def resolve_model(model: str, *, config_only: bool = False) -> Path:
                 next_step="Correct the path; nothing was looked up on the network",
             )
         )
-    return _download(model, CONFIG_FILES if config_only else ALLOWED_FILES)
+    if config_only:
+        return _download(model, CONFIG_FILES)
+    return _download(
+        model, ALLOWED_FILES if weights else tuple(f for f in ALLOWED_FILES if f != WEIGHT_FILES)
+    )
 
 
 def looks_like_path(model: str) -> bool:
