@@ -56,7 +56,7 @@ Load = Callable[[str, torch.device], torch.Tensor]
 HEAD_ROWS = "rows"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MetaModel:
     """The model without weights: what can be said before a byte of the checkpoint is read.
 
@@ -231,16 +231,6 @@ class LoadedModel:
             device=self.device,
             dtype=self.numerics.compute_dtype,
         )
-
-    def make_workspace(self, kind: BlockKind) -> dict[str, torch.Tensor]:
-        """Return one matrix in the compute dtype per linear layer of ``kind`` that must be dequantized."""
-        return {
-            path: torch.empty(
-                linear.out_features, linear.in_features, dtype=self.numerics.compute_dtype, device=self.device
-            )
-            for path, linear in base_linears(kind.prototype)
-            if linear.needs_dequantize
-        }
 
     def adapter_name(self, block: int, path: str, group: str) -> str:
         """Return PEFT's saved key of one LoRA tensor."""

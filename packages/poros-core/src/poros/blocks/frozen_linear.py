@@ -27,6 +27,8 @@ class FrozenLinear(nn.Linear, ABC):
         has_bias: the layer adds a bound bias; ``bias`` itself stays None so that nothing can rebind it.
         bias_view: the bound bias in the storage dtype, or None.
         workspace: (O, I) buffer that `materialize` fills once per visit, or None to dequantize at every use.
+        scratch: (O, I) buffer that every use without a workspace dequantizes into, shared with other layers: its
+            content lasts until the next of them is used. None allocates a matrix at every use.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class FrozenLinear(nn.Linear, ABC):
         self.compute_dtype = compute_dtype
         self.has_bias = bias
         self.workspace: torch.Tensor | None = None
+        self.scratch: torch.Tensor | None = None
         self.bias_view: torch.Tensor | None = None
 
     def bind(self, views: Mapping[str, torch.Tensor]) -> None:
@@ -76,8 +79,8 @@ class FrozenLinear(nn.Linear, ABC):
             self.dequantize(out=self.workspace)
 
     def matrix(self) -> torch.Tensor:
-        """Return the (O, I) weight for a product: the workspace, or a fresh dequantization."""
-        return self.workspace if self.workspace is not None else self.dequantize()
+        """Return the (O, I) weight for the product that is issued next: the workspace, or dequantized for this use."""
+        return self.workspace if self.workspace is not None else self.dequantize(out=self.scratch)
 
     def bias_in_compute_dtype(self) -> torch.Tensor | None:
         """Return the bias cast to ``compute_dtype``, or None."""

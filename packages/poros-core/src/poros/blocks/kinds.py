@@ -91,7 +91,7 @@ def _constants(block: nn.Module) -> tuple[object, ...]:
     for path, module in block.named_modules():
         found.append((path, type(module).__module__, type(module).__qualname__))
         for name, value in sorted(vars(module).items()):
-            if name in (INDEX_ATTRIBUTE, "training", "workspace"):
+            if name in (INDEX_ATTRIBUTE, "training", "workspace", "scratch"):
                 continue
             if isinstance(value, SCALARS) or value is None:
                 found.append((path, name, value))

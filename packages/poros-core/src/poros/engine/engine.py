@@ -26,6 +26,7 @@ from poros.engine.schedule import Loss, Op, Prefetch, Release, Schedule, Schedul
 from poros.engine.static_states import StaticState, StaticStates
 from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
+from poros.engine.workspace import Workspace
 from poros.errors import UserError, explain
 from poros.interfaces import MicroBatch
 from poros.model import LoadedModel
@@ -89,8 +90,11 @@ class Engine:
         self._region = StaticRegion(
             [kind.adapter for kind in model.kinds], self.device, model.numerics.compute_dtype
         )
+        compute_dtype = model.numerics.compute_dtype
+        # Compiled blocks take their matrices as arguments.
+        per_visit = plan.workspace or model.numerics.blocks == "compiled"
+        self._workspace = Workspace(model.kinds, compute_dtype, self.device, per_visit=per_visit)
         self._templates: dict[tuple[int, int | None, int | None], BlockTemplate] = {}
-        self._workspaces: dict[int, dict[str, torch.Tensor]] = {}
         self._compiled: dict[int, CompiledBlock] = {}
         self._states = StaticStates(model)
         self._pass_states = PassStates(model)
@@ -354,19 +358,13 @@ class Engine:
                 self._region,
                 self.model.architecture,
                 self.model.numerics.compute_dtype,
-                self._workspace(kind) if self.plan.workspace or compiled is not None else None,
+                self._workspace,
                 shared=(self.model.config,),
                 compiled=compiled,
             )
             template.set_training(training)
             self._templates[key] = template
         return template
-
-    def _workspace(self, kind: BlockKind) -> dict[str, torch.Tensor]:
-        """Return the dequantization workspace of a kind; every template of the kind shares it."""
-        if id(kind) not in self._workspaces:
-            self._workspaces[id(kind)] = self.model.make_workspace(kind)
-        return self._workspaces[id(kind)]
 
     def _compiled_block(self, kind: BlockKind) -> CompiledBlock:
         """Return the compiled function of a kind; every template of the kind calls the same one."""

@@ -20,6 +20,7 @@ from poros.adapters import ADAPTER, base_linears, lora_layers
 from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind, plain_tensors
 from poros.engine.compiled import CompiledBlock
+from poros.engine.workspace import Workspace
 from poros.interfaces import Architecture, BlockContext
 from poros.precision import compute_region
 
@@ -35,9 +36,9 @@ class BlockTemplate:
         region: the static adapter region.
         architecture: how a block is called.
         compute_dtype: dtype of products and hidden states.
-        workspace: per linear path, a matrix to dequantize into once per visit; None dequantizes at every use.
+        workspace: where weights are dequantized; None allocates a matrix at every use.
         shared: objects that the copy of the prototype keeps by reference (the config).
-        compiled: the kind's compiled function, or None to run its modules eagerly. It needs the workspace.
+        compiled: the kind's compiled function, or None to run its modules eagerly. It needs a workspace per visit.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class BlockTemplate:
         region: StaticRegion,
         architecture: Architecture,
         compute_dtype: torch.dtype,
-        workspace: dict[str, torch.Tensor] | None,
+        workspace: Workspace | None,
         shared: tuple[Any, ...],
         compiled: CompiledBlock | None = None,
     ) -> None:
@@ -73,14 +74,14 @@ class BlockTemplate:
                 named[f"{path}.bias"] = linear.bias_view
         return named
 
-    def _bind_frozen(self, workspace: dict[str, torch.Tensor] | None) -> None:
+    def _bind_frozen(self, workspace: Workspace | None) -> None:
         views = self.kind.layout.views(self._buffer)
         self._linears = list(base_linears(self.module))
         for path, linear in self._linears:
             prefix = f"{path}."
             linear.bind({n.removeprefix(prefix): view for n, view in views.items() if n.startswith(prefix)})
-            if workspace is not None and linear.needs_dequantize:
-                linear.workspace = workspace[path]
+        if workspace is not None:
+            workspace.bind(self._linears)
         self._plain: list[tuple[nn.Module, str]] = []
         for name, _ in plain_tensors(self.module):
             parent, _, leaf = name.rpartition(".")

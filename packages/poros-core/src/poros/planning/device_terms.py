@@ -1,20 +1,17 @@
 """The terms of a run's peak in device memory.
 
-Shape letters: B batch, T tokens, D hidden size, V vocabulary, L blocks, N query heads.
+Shape letters: B batch, T tokens, D hidden size, V vocabulary, L blocks.
 """
 
 from __future__ import annotations
-
-import torch
-from torch.nn.attention import SDPBackend
 
 from poros.blocks.layout import align
 from poros.blocks.placement import spread_evenly
 from poros.engine.graphs import MAX_GRAPHS
 from poros.engine.offload import NUM_RING_ROWS
+from poros.engine.workspace import workspace_elements
 from poros.planning.facts import ModelFacts
 from poros.planning.shape import StepShape
-from poros.precision import attention_backend
 from poros.settings import Numerics, Plan
 
 __all__ = [
@@ -37,16 +34,14 @@ LOSS_ROWS, LOSS_FLOAT32_ROWS = 3, 2
 LOSS_CLOSING_ROWS = 3
 # Weights, gradients and two moments of every adapter element.
 ADAPTER_COPIES = 2 + 2
-# What autograd keeps of a block's recompute besides inputs and outputs of its linear layers (norms, rotary tables,
-# products of the MLP), in hidden-size vectors per token; counted from a Qwen2 block's graph.
-EXTRA_VECTORS_PER_TOKEN = 8
 # Rotary tables, masks, targets and the allocator's rounding. With it, predictions of the eager engine lie between 0.98
 # and 1.01 of what validation/receipts measured as allocated (one H200, torch 2.11, 2026-11-30).
 SMALL_BYTES = 32 * 2**20
-# Scores, their softmax and its gradient in the math attention backend.
-SCORE_COPIES = 3
 # Rows of the second token table and their projection, as they come and scaled; the norm of it in float32.
 MIXING_ROWS, MIXING_FLOAT32_ROWS = 4, 3
+# What Inductor's kernels hold at their peak over what eager ones hold: they save other intermediates for the backward.
+# From a 7B block of 8 x 512 tokens on an H200 (torch 2.11, 2026-11-30): 1.51 GB against 1.26.
+COMPILED_WORKING_SET = 1.2
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
@@ -83,14 +78,13 @@ def device_terms(
         + facts.per_block_input_width * facts.compute_bytes
     )
     terms |= _state_terms(facts, shape.positions_together(plan.order))
+    elements = workspace_elements((kind.dequantized for kind in facts.kinds), per_visit=plan.workspace)
+    terms["dequantized matrices"] = elements * facts.compute_bytes
+    working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type)
+    if numerics.blocks == "compiled":
+        working = int(working * COMPILED_WORKING_SET)
     # Per-block inputs are made before block 0 runs.
-    working = max(_working_bytes(facts, shape), _mixing_bytes(facts, shape)) + _score_bytes(
-        facts, numerics, shape, device_type
-    )
-    if plan.workspace:
-        terms["workspace"] = sum(kind.dequantized_weights for kind in facts.kinds) * facts.compute_bytes
-    else:
-        working += max(kind.largest_matrix for kind in facts.kinds) * facts.compute_bytes
+    working = max(working, _mixing_bytes(facts, shape))
     loss = _loss_bytes(facts, numerics, plan, shape)
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
@@ -193,25 +187,3 @@ def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepSh
     state = alive * facts.hidden * (LOSS_FLOAT32_ROWS * FLOAT32_BYTES + LOSS_ROWS * facts.compute_bytes)
     closing = shape.positions * facts.hidden * LOSS_CLOSING_ROWS * FLOAT32_BYTES
     return max(chunk, closing) + state
-
-
-def _working_bytes(facts: ModelFacts, shape: StepShape) -> int:
-    """What one recompute and its backward hold: inputs and outputs of every linear layer, and what lies between."""
-    widest = max(kind.widths for kind in facts.kinds)
-    return (widest + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.positions * facts.compute_bytes
-
-
-def _score_bytes(facts: ModelFacts, numerics: Numerics, shape: StepShape, device_type: str) -> int:
-    """The math backend keeps a (B, N, T, T) matrix; flash attention keeps none."""
-    backends = {
-        attention_backend(
-            torch.device(device_type),
-            numerics.compute_dtype,
-            masked=kind.masked(shape.tokens),
-            head_dim=kind.head_dim,
-        )
-        for kind in facts.kinds
-    }
-    if SDPBackend.MATH not in backends:
-        return 0
-    return SCORE_COPIES * shape.micro_batch_size * facts.num_heads * shape.tokens**2 * FLOAT32_BYTES

@@ -5,6 +5,7 @@ Shape letters: O and I of a linear layer, R LoRA rank, D hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from poros.adapters import base_linears
 from poros.bank import GROUPS
 from poros.blocks.kinds import BlockKind
 from poros.model import MetaModel
+from poros.planning.working_set import working_set_bytes
 from poros.settings import Numerics
 
 if TYPE_CHECKING:
@@ -27,8 +29,7 @@ class KindFacts:
     Attributes:
         block_bytes: stored bytes of one block.
         weights: elements of all its matrices.
-        dequantized_weights: of those, the ones that a product must dequantize first.
-        largest_matrix: elements of its largest dequantized matrix.
+        dequantized: elements of each matrix that a product must dequantize first.
         widths: input and output features of all its linear layers, summed.
         num_linears: its linear layers.
         adapter_weights: LoRA elements, without padding.
@@ -40,14 +41,18 @@ class KindFacts:
     blocks: tuple[int, ...]
     block_bytes: int
     weights: int
-    dequantized_weights: int
-    largest_matrix: int
+    dequantized: tuple[int, ...]
     widths: int
     num_linears: int
     adapter_weights: int
     adapter_row: int
     window: int | None
     head_dim: int
+
+    @property
+    def dequantized_weights(self) -> int:
+        """Elements of all matrices that must be dequantized."""
+        return sum(self.dequantized)
 
     def masked(self, tokens: int) -> bool:
         """Whether attention over so many tokens needs a mask, which flash attention does not take."""
@@ -69,6 +74,7 @@ class ModelFacts:
         per_block_input_width: of one of them.
         per_block_table_bytes: that table.
         per_block_module_weights: elements of the modules that mix its rows in.
+        working_set_bytes: (batch, tokens, device type) -> peak of what a visit allocates.
     """
 
     kinds: tuple[KindFacts, ...]
@@ -88,6 +94,7 @@ class ModelFacts:
     per_block_input_width: int
     per_block_table_bytes: int
     per_block_module_weights: int
+    working_set_bytes: Callable[[int, int, str], int]
 
     @property
     def store_bytes(self) -> int:
@@ -136,6 +143,9 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         states_width=sum(written.values()),
         gradients_width=sum(w for name, w in written.items() if meta.state_writers[name] >= lowest),
         **_per_block_facts(meta, numerics),
+        working_set_bytes=lambda batch, tokens, device_type: working_set_bytes(
+            meta, numerics, batch=batch, tokens=tokens, device_type=device_type
+        ),
     )
 
 
@@ -165,8 +175,7 @@ def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
         weights=sum(sizes),
-        dequantized_weights=sum(dequantized),
-        largest_matrix=max(dequantized, default=0),
+        dequantized=tuple(dequantized),
         widths=sum(linear.in_features + linear.out_features for linear in linears),
         num_linears=len(linears),
         adapter_weights=sum(tensor.shape[0] * tensor.shape[1] for tensor in kind.adapter.tensors),

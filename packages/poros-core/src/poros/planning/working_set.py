@@ -1,0 +1,182 @@
+"""What a visit holds at its peak, found by running the very block on tensors that have shapes and no bytes.
+
+A formula over layer widths misses what lies between the products, which differs from family to family; the kernels of
+one forward and one recompute + backward, issued on fake tensors, say when each intermediate is born and freed.
+
+Shape letters: B batch, T tokens, D hidden size, H heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import FunctionCtx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.attention import SDPBackend
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from poros.bank import StaticRegion
+from poros.blocks.kinds import BlockKind
+from poros.engine.template import BlockTemplate
+from poros.engine.workspace import Workspace
+from poros.interfaces import BlockContext
+from poros.model import MetaModel
+from poros.precision import attention_backend
+from poros.settings import Numerics
+
+__all__ = ["working_set_bytes"]
+
+# Deterministic flash attention sums the gradient of the queries in as many float32 copies as it takes to occupy every
+# multiprocessor (torch: flash_attn/flash_api.cpp, mha_bwd). An H100's and H200's where no device is at hand.
+ASSUMED_MULTIPROCESSORS = 132
+FLOAT32_BYTES = 4
+MAX_SIMULATIONS = 512
+
+
+def working_set_bytes(
+    meta: MetaModel, numerics: Numerics, *, batch: int, tokens: int, device_type: str
+) -> int:
+    """Return the peak of what a visit of a (B, T) micro-batch allocates: eager blocks, the largest kind.
+
+    Stored weights, dequantized matrices, adapters and the visit's own inputs and outputs are not in it. What the
+    block's layers allocate is found on fake tensors: no memory and no device is needed.
+    """
+    # Kinds that differ in adapters or constants alone hold the same.
+    different = {(kind.layer_type, _linear_shapes(kind)): kind for kind in meta.kinds}
+    return max(_simulate(meta, kind, numerics, batch, tokens, device_type) for kind in different.values())
+
+
+def _linear_shapes(kind: BlockKind) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((entry.spec.name, entry.spec.shape) for entry in kind.layout.entries)
+
+
+@lru_cache(maxsize=MAX_SIMULATIONS)
+def _simulate(
+    meta: MetaModel, kind: BlockKind, numerics: Numerics, batch: int, tokens: int, device_type: str
+) -> int:
+    # Everything runs as on a CPU: autograd would look for the queue of a device that may not be here.
+    cpu, target = torch.device("cpu"), torch.device(device_type)
+    dtype = numerics.compute_dtype
+    # Transformers takes fake tensors for a trace and never leaves a mask out.
+    shapes = meta.architecture.context(meta.module, batch=batch, tokens=tokens, device=cpu, dtype=dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        template = BlockTemplate(
+            kind,
+            torch.empty(kind.layout.num_bytes, dtype=torch.uint8),
+            StaticRegion([kind.adapter], cpu, dtype),
+            meta.architecture,
+            dtype,
+            Workspace([kind], dtype, cpu, per_visit=True),
+            shared=(meta.module.config,),
+        )
+        context = BlockContext(**{f.name: _like(getattr(shapes, f.name)) for f in fields(shapes)})
+        hidden = torch.empty(batch, tokens, int(meta.config.hidden_size), dtype=dtype)
+        inputs = [] if meta.per_block_inputs is None else [meta.per_block_inputs.spec]
+        states = {
+            spec.name: torch.empty(batch, tokens, *spec.sizes, dtype=dtype)
+            for spec in (*kind.states.reads, *kind.states.writes, *inputs)
+        }
+        masked = context.attention_masks[kind.layer_type] is not None
+        backend = attention_backend(target, dtype, masked=masked, head_dim=kind.head_dim)
+        flash = backend == SDPBackend.FLASH_ATTENTION
+        wanted = [spec.name for spec in kind.states.reads]
+        with _FlashMemory(enabled=flash), _LiveBytes() as live:
+            template.forward(hidden, context, states)
+            template.backward(hidden, torch.empty_like(hidden), context, states, states, wanted)
+    return live.peak
+
+
+def _like(value: Any) -> Any:
+    """Return mappings and tuples of tensors as they are, with new tensors of the current mode on the CPU."""
+    return tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="cpu"), value)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the storages that operations make, while they live.
+
+    Attributes:
+        peak: most bytes alive after any operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._given: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        for storage in _storages((args, kwargs)):
+            if storage._cdata not in self._made:
+                self._given[storage._cdata] = StorageWeakRef(storage)
+        output = func(*args, **(kwargs or {}))
+        for storage in _storages(output):
+            given = self._given.get(storage._cdata)
+            if given is None or given.expired():  # an address may be used again
+                self._made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+        self.peak = max(self.peak, sum(count for _, count in self._made.values()))
+        return output
+
+
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [value.untyped_storage() for value in tree_iter(values) if isinstance(value, torch.Tensor)]
+
+
+class _FlashMemory(TorchFunctionMode):
+    """Puts the memory of flash attention in the place of scaled dot products; a fake CPU tensor would get the math."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        super().__init__()
+        self._enabled = enabled
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._enabled and func is F.scaled_dot_product_attention:
+            return _FlashAttention.apply(*args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Allocates what flash attention allocates; computes nothing. Tensors are (B, H, T, E)."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        output = torch.empty(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
+        log_sum_exp = torch.empty(query.shape[:-1])
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value, _, _ = ctx.saved_tensors  # type: ignore[attr-defined]
+        batch, heads, tokens, size = query.shape
+        copies = -(-_multiprocessors() // (batch * heads))
+        accumulated = torch.empty(copies, batch, _up(tokens, 128), heads, _up(size, 32))
+        # Shared keys and values get a gradient per query head first, which is summed afterwards.
+        per_head = [value.new_empty(query.shape) for _ in range(2)] if key.shape[1] != heads else []
+        result = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        del accumulated, per_head
+        return result
+
+
+def _multiprocessors() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).multi_processor_count)
+    return ASSUMED_MULTIPROCESSORS
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
