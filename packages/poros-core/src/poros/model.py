@@ -12,7 +12,6 @@ from peft import LoraConfig
 from torch import nn
 
 from poros.adapters import (
-    base_linears,
     check_targets,
     freeze_linears,
     initial_weights,

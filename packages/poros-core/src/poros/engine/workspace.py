@@ -46,7 +46,9 @@ class Workspace:
     def __init__(
         self, kinds: Sequence[BlockKind], compute_dtype: torch.dtype, device: torch.device, *, per_visit: bool
     ) -> None:
-        sizes = [[_size(linear) for _, linear in _dequantized(base_linears(kind.prototype))] for kind in kinds]
+        sizes = [
+            [_size(linear) for _, linear in _dequantized(base_linears(kind.prototype))] for kind in kinds
+        ]
         self._per_visit = per_visit
         count = workspace_elements(sizes, per_visit=per_visit)
         self._buffer = torch.empty(count, dtype=compute_dtype, device=device)

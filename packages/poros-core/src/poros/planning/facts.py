@@ -55,8 +55,11 @@ class KindFacts:
         return sum(self.dequantized)
 
     def masked(self, tokens: int) -> bool:
-        """Whether attention over so many tokens needs a mask, which flash attention does not take."""
-        return self.window is not None and tokens > self.window
+        """Whether attention over so many tokens gets a mask, which flash attention does not take.
+
+        Transformers leaves the mask out where a row is shorter than the window (masking_utils, `is_causal` skip).
+        """
+        return self.window is not None and tokens >= self.window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

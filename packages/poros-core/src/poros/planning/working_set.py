@@ -79,6 +79,7 @@ def _simulate(
         )
         context = BlockContext(**{f.name: _like(getattr(shapes, f.name)) for f in fields(shapes)})
         hidden = torch.empty(batch, tokens, int(meta.config.hidden_size), dtype=dtype)
+        gradient = torch.empty_like(hidden)
         inputs = [] if meta.per_block_inputs is None else [meta.per_block_inputs.spec]
         states = {
             spec.name: torch.empty(batch, tokens, *spec.sizes, dtype=dtype)
@@ -90,7 +91,7 @@ def _simulate(
         wanted = [spec.name for spec in kind.states.reads]
         with _FlashMemory(enabled=flash), _LiveBytes() as live:
             template.forward(hidden, context, states)
-            template.backward(hidden, torch.empty_like(hidden), context, states, states, wanted)
+            template.backward(hidden, gradient, context, states, states, wanted)
     return live.peak
 
 
