@@ -22,10 +22,10 @@ def poros(capsys: pytest.CaptureFixture[str]) -> object:
 
 def test_init_writes_a_config_that_loads_with_what_was_given(poros, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    said = poros("config", "init", file, "--model", "./my: model", "--data", "a b.jsonl")
+    said = poros("config", "init", file, "--model", r"./my: mod\1el", "--data", "a b.jsonl")
     assert f"poros train {file}" in said
     config = load_config(file)
-    assert (config.model, config.data, config.output) == ("./my: model", "a b.jsonl", "runs/first")
+    assert (config.model, config.data, config.output) == (r"./my: mod\1el", "a b.jsonl", "runs/first")
     assert "# training rows" in file.read_text()
 
 
@@ -53,7 +53,8 @@ def test_show_names_where_every_value_came_from(poros, tmp_path: Path) -> None:
 def test_what_show_prints_is_the_same_config(poros, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        "model: './m: x'\ndata: {a.jsonl: 1, 'b c': 0.5}\noutput: 2024-01-01\noptimizer: {eps: 1e-9, learning_rate: 3e-4}\n"
+        "model: './m: x'\ndata: {a.jsonl: 1, 'b c': 0.5}\noutput: 2024-01-01\n"
+        "optimizer: {eps: 1e-9, learning_rate: 3e-4}\n"
         "lora: {targets: [q_proj], rank_pattern: {'.*q_proj': 2}}\nnumerics: {compute_dtype: float32}\nvram: 8GB\n"
     )
     (tmp_path / "resolved.yaml").write_text(poros("config", "show", file))

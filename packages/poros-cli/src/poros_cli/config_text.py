@@ -35,9 +35,8 @@ def written_template(values: Mapping[str, str]) -> str:
     text = template()
     for name, value in values.items():
         line = re.compile(rf"^{name}: +\S+ *", re.MULTILINE)
-        text, count = line.subn(
-            lambda _, item=f"{name}: {_in_yaml(value)}": f"{item:<{VALUE_CHARACTERS}} ", text
-        )
+        item = f"{name}: {_in_yaml(value)}"
+        text, count = line.subn(f"{item:<{VALUE_CHARACTERS}} ".replace("\\", r"\\"), text)
         assert count == 1, f"`{name}` is not a top-level setting of the template"
     return text
 
@@ -55,7 +54,7 @@ def resolved_lines(config: RunConfig, given: Mapping[str, Given]) -> Iterator[st
                 yield f"{section}:"
         name = setting.path.rsplit(".", 1)[-1]
         line = f"{indent}{name}: {_in_yaml(getattr(owner, setting.field))}"
-        origin = given[setting.path].where if setting.path in given else DEFAULT
+        origin = " ".join(given[setting.path].where.split()) if setting.path in given else DEFAULT
         yield f"{line:<{VALUE_CHARACTERS}} # {origin}"
 
 
