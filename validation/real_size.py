@@ -15,13 +15,14 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from poros.bench.link import link_bytes_per_second
 from poros.determinism import configure
@@ -33,7 +34,8 @@ from poros.parity.receipts import write_receipt
 from poros.parity.trajectory import Trajectory
 from poros.plugins import Registry, load_registry
 from poros.settings import ACCUMULATION_ORDERS, Numerics, Plan
-from poros_arch_qwen.real_shapes import REAL_SHAPES, real_config
+from poros_arch_gemma import real_shapes as gemma
+from poros_arch_qwen import real_shapes as qwen
 from poros_quant.aliasing import MAX_FAULTY_COSINE, reproduce_aliasing
 
 NUM_STEPS = 3
@@ -41,6 +43,11 @@ TIMED_STEPS = 2
 LARGE_STEP_MICRO_BATCHES = 8
 
 CONTROLS = FAULTS | GRAPH_FAULTS
+
+# What returns the config of a shape.
+SHAPES: dict[str, Callable[[str, int | None], PreTrainedConfig]] = {
+    name: package.real_config for package in (qwen, gemma) for name in package.REAL_SHAPES
+}
 
 # Untimed, the first plan is the only one: every knob is turned in it.
 PLANS = {
@@ -53,12 +60,17 @@ PLANS = {
 }
 
 
-def make_case(shape: str, weight_format: str, num_blocks: int | None, tokens: int) -> ParityCase:
+def make_case(
+    shape: str, weight_format: str, num_blocks: int | None, tokens: int, registry: Registry
+) -> ParityCase:
     """Return a case of two micro-batches of unequal length, rank 16 on every linear layer."""
+    make_config = partial(SHAPES[shape], shape, num_blocks)
+    registered = registry.architecture_for(make_config().model_type)
+    assert registered is not None
     return ParityCase(
         name=f"{shape}-{weight_format}",
-        architecture="qwen3" if shape.startswith("qwen3") else "qwen2",
-        make_config=partial(real_config, shape, num_blocks),
+        architecture=registered.value.name,
+        make_config=make_config,
         weight_format=weight_format,
         row_lengths=((tokens,), (tokens - 37,)),
         lora={"rank": 16, "alpha": 32},
@@ -177,8 +189,8 @@ def parse(cases: list[str]) -> Iterator[tuple[str, str, int | None]]:
     """Yield (shape, format, blocks) of SHAPE:FORMAT[:BLOCKS]."""
     for text in cases:
         shape, weight_format, *rest = text.split(":")
-        if shape not in REAL_SHAPES:
-            raise SystemExit(f"unknown shape `{shape}`: expected one of {sorted(REAL_SHAPES)}")
+        if shape not in SHAPES:
+            raise SystemExit(f"unknown shape `{shape}`: expected one of {sorted(SHAPES)}")
         yield shape, weight_format, int(rest[0]) if rest else None
 
 
@@ -199,7 +211,7 @@ def main() -> int:
     link = link_bytes_per_second(device)
     ok = True
     for shape, weight_format, num_blocks in parse(arguments.cases):
-        case = make_case(shape, weight_format, num_blocks, arguments.tokens)
+        case = make_case(shape, weight_format, num_blocks, arguments.tokens, registry)
         config = case.make_config()
         try:
             results = gate(case, registry, device, controls=arguments.controls, timed=not arguments.untimed)
@@ -223,7 +235,8 @@ def main() -> int:
             "results": results,
         }
         ok &= measured["passed"]
-        write_receipt(arguments.output / f"residency-{case.name}.json", device, measured)
+        kernels = registry.architectures[case.architecture].value().kernels()
+        write_receipt(arguments.output / f"residency-{case.name}.json", device, measured, kernels)
         print(json.dumps({"case": case.name, "passed": measured["passed"]}), flush=True)
         for name, result in results.items():
             shown = {k: v for k, v in result.items() if isinstance(v, int | float | str) and k != "detail"}

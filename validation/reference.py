@@ -2,7 +2,7 @@
 
     python validation/reference.py --output validation/receipts --device cpu
 
-On a GPU the block shapes of Qwen2.5-7B and Qwen3-8B, cut to four blocks, are measured besides the tiny cases.
+On a GPU real block shapes are measured besides the tiny cases, cut to a few blocks that hold every kind.
 """
 
 from __future__ import annotations
@@ -21,21 +21,30 @@ from poros.parity.gates import reference
 from poros.parity.receipts import write_receipt
 from poros.plugins import load_registry
 from poros.settings import Numerics
-from poros_arch_qwen.parity_cases import PARITY_CASES
-from poros_arch_qwen.real_shapes import real_config
+from poros_arch_gemma import parity_cases as gemma_cases
+from poros_arch_gemma import real_shapes as gemma
+from poros_arch_qwen import parity_cases as qwen_cases
+from poros_arch_qwen import real_shapes as qwen
 
-CUT_BLOCKS = 4
+# Shape, architecture, what returns its config, and how many blocks hold every kind.
+CUT_SHAPES = (
+    ("qwen2.5-7b", "qwen2", qwen.real_config, 4),
+    ("qwen3-8b", "qwen3", qwen.real_config, 4),
+    ("qwen3.5-27b", "qwen3_5", qwen.real_config, 4),
+    ("gemma-3-27b", "gemma3", gemma.real_config, 6),
+)
 
 
 def cases(device: torch.device) -> list[ParityCase]:
     """Return the tiny cases without dropout (two implementations cannot share masks) and, on a GPU, real shapes."""
-    chosen = [replace(case, lora={**case.lora, "dropout": 0.0}) for case in PARITY_CASES]
+    tiny = (*qwen_cases.PARITY_CASES, *gemma_cases.PARITY_CASES)
+    chosen = [replace(case, lora={**case.lora, "dropout": 0.0}) for case in tiny]
     if device.type == "cuda":
         chosen += [
             ParityCase(
-                name=f"{shape}-{CUT_BLOCKS}-blocks-{dtype}",
+                name=f"{shape}-{num_blocks}-blocks-{dtype}",
                 architecture=architecture,
-                make_config=partial(real_config, shape, CUT_BLOCKS),
+                make_config=partial(real_config, shape, num_blocks),
                 compute_dtype=dtype,
                 row_lengths=((512,), (475,)),
                 lora={"rank": 16, "alpha": 32},
@@ -43,7 +52,7 @@ def cases(device: torch.device) -> list[ParityCase]:
                 loss_chunk_positions=Numerics().loss_chunk_positions,
                 loss_chunk_vocabulary=Numerics().loss_chunk_vocabulary,
             )
-            for shape, architecture in (("qwen2.5-7b", "qwen2"), ("qwen3-8b", "qwen3"))
+            for shape, architecture, real_config, num_blocks in CUT_SHAPES
             for dtype in (torch.bfloat16, torch.float32)
         ]
     return chosen

@@ -13,3 +13,12 @@ class TestQwen2(ParityGates):
 class TestQwen3(ParityGates):
     architecture = "qwen3"
     all_cases = PARITY_CASES
+
+
+class TestQwen3_5(ParityGates):  # noqa: N801 - the version's dot
+    architecture = "qwen3_5"
+    all_cases = PARITY_CASES
+    # In 16 bits the delta rule amplifies rounding: against gradients in float32 the worst tensor of Poros has 0.9959,
+    # of the unpatched loop 0.9911 (in_proj_a, whose gradient passes the decay). Their errors add up: 0.9900 was found
+    # on the tiny cases, 2026-11-30, x86-64 CPU, torch 2.15, Transformers 5.24. In float32 the contract's bounds hold.
+    bfloat16_gradient_cosine = 0.98

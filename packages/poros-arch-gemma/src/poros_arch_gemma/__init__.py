@@ -1,1 +1,1 @@
-"""Gemma architectures for Poros. None is registered yet; see `poros_arch_gemma.plugin`."""
+"""Gemma 3 architectures for Poros."""

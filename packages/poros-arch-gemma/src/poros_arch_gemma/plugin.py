@@ -1,16 +1,25 @@
-"""The plugin of the Gemma architectures: none is gated yet, so none is registered."""
+"""The plugin that registers the Gemma architectures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from poros import hookimpl
-from poros.interfaces import Architecture
+from poros.interfaces import Architecture, ParityCase
+from poros_arch_gemma.architectures import Gemma3
 
-__all__ = ["poros_register_architectures"]
+__all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 
 
 @hookimpl
 def poros_register_architectures() -> Sequence[type[Architecture]]:
-    """Register nothing: a Gemma model is refused by name until its adapter has passed the gates."""
-    return ()
+    """Register ``gemma3``."""
+    return (Gemma3,)
+
+
+@hookimpl
+def poros_register_parity_cases() -> Sequence[ParityCase]:
+    """Register the tiny models that gate the architectures."""
+    from poros_arch_gemma.parity_cases import PARITY_CASES
+
+    return PARITY_CASES

@@ -1,1 +1,1 @@
-"""Qwen2.5 and Qwen3 architectures for Poros."""
+"""Qwen2.5, Qwen3 and Qwen3.5 architectures for Poros."""

@@ -1,12 +1,21 @@
-"""Qwen2.5 and Qwen3 dense models. Both are plain decoders; what differs lives in Transformers' own layers."""
+"""Qwen2.5, Qwen3 and Qwen3.5 dense models. What differs in their layers lives in Transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from poros.decoder import DecoderArchitecture
+import torch
+from torch import nn
 
-__all__ = ["Qwen2", "Qwen3"]
+from poros.decoder import DecoderArchitecture, Tables
+from poros.kernels import active_kernel, torch_kernels
+
+__all__ = ["Qwen2", "Qwen3", "Qwen3_5"]
+
+# What flash-linear-attention and causal-conv1d replace where they are installed, by Transformers' name of it.
+REPLACEABLE = {"chunk_gated_delta_rule": "torch_chunk_gated_delta_rule", "causal_conv1d": "causal_conv1d_fn"}
 
 
 class Qwen2(DecoderArchitecture):
@@ -21,3 +30,48 @@ class Qwen3(DecoderArchitecture):
 
     name: ClassVar[str] = "qwen3"
     model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
+
+
+class Qwen3_5(DecoderArchitecture):  # noqa: N801 - the version's dot
+    """Qwen3.5 and Qwen3.6, of a wrapper the text tower: gated delta rule in most blocks, gated attention in the others.
+
+    The two kinds share no projection, so that targets of the one leave the other without an adapter.
+    """
+
+    name: ClassVar[str] = "qwen3_5"
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_5_text", "qwen3_5")
+    layer_types: ClassVar[tuple[str, ...]] = ("linear_attention", "full_attention")
+    default_targets: ClassVar[tuple[str, ...]] = (
+        *DecoderArchitecture.default_targets,
+        "in_proj_qkv",
+        "in_proj_z",
+        "in_proj_b",
+        "in_proj_a",
+        "out_proj",
+    )
+    # The vision tower and the head that predicts several tokens at once.
+    ignored_tensors: ClassVar[tuple[str, ...]] = (
+        *DecoderArchitecture.ignored_tensors,
+        r"(model\.)?visual\..*",
+        r"mtp\..*",
+    )
+
+    def rotary_tables(
+        self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor, types: Collection[str]
+    ) -> Tables:
+        """Return the one table; text stands at the same place in time, height and width."""
+        return dict.fromkeys(types, rotary(hidden, position_ids.expand(3, 1, -1)))
+
+    def kernels(self) -> Mapping[str, str]:
+        """Return what computes the linear attention's two parts; see `Architecture.kernels`."""
+        from transformers.models.qwen3_5 import modeling_qwen3_5
+
+        return {
+            name: active_kernel(getattr(modeling_qwen3_5, function)) for name, function in REPLACEABLE.items()
+        }
+
+    def torch_kernels(self) -> AbstractContextManager[None]:
+        """See `Architecture.torch_kernels`."""
+        from transformers.models.qwen3_5 import modeling_qwen3_5
+
+        return torch_kernels(modeling_qwen3_5, REPLACEABLE.values())

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from poros import hookimpl
 from poros.interfaces import Architecture, ParityCase
-from poros_arch_qwen.architectures import Qwen2, Qwen3
+from poros_arch_qwen.architectures import Qwen2, Qwen3, Qwen3_5
 
 __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 
 
 @hookimpl
 def poros_register_architectures() -> Sequence[type[Architecture]]:
-    """Register ``qwen2`` and ``qwen3``."""
-    return (Qwen2, Qwen3)
+    """Register ``qwen2``, ``qwen3`` and ``qwen3_5``."""
+    return (Qwen2, Qwen3, Qwen3_5)
 
 
 @hookimpl
 def poros_register_parity_cases() -> Sequence[ParityCase]:
-    """Register the tiny models that gate both architectures."""
+    """Register the tiny models that gate the architectures."""
     from poros_arch_qwen.parity_cases import PARITY_CASES
 
     return PARITY_CASES

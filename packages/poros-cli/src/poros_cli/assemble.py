@@ -146,7 +146,7 @@ def _read(
         stop_token_ids=stop_token_ids(model.folder),
         cache_dir=None if config.cache_dir is None else Path(config.cache_dir).expanduser() / ROWS_FOLDER,
     )
-    _check_vocabulary(dataset, int(model.config.vocab_size))
+    _check_vocabulary(dataset, int(model.meta.config.vocab_size))
     for line in dataset.report.lines():
         say(line)
     return dataset

@@ -96,13 +96,14 @@ def check_model(
         )
     return {
         "model": model,
-        "model_type": meta.config.model_type,
+        "model_type": (meta.wrapper or meta.config).model_type,
         "architecture": meta.architecture.name,
         "status": verdict.status,
         "registered_by": verdict.distribution,
         **verdict_record(verdict, torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         **effective_record(effective_config(meta.config, meta.architecture, meta.parts)),
         "quantization": quantization,
+        "kernels": dict(meta.architecture.kernels()),
         "weights_checked": bool(weights),
         "num_blocks": len(meta.blocks),
         "block_kinds": [
@@ -235,6 +236,7 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         *verdict_rows(facts),
         *effective_rows(facts),
         ("weight format", facts["quantization"]),
+        *(("kernel", f"{name}: {kernel}") for name, kernel in facts["kernels"].items()),
         ("blocks by kind", "\n".join(kinds)),
         ("adapter targets", "\n".join(matched)),
         ("adapter parameters", f"{facts['adapter_parameters']:,}"),

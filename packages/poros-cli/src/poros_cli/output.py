@@ -179,7 +179,8 @@ def show_summary(console: Console, result: RunResult) -> None:
         console.print(
             Text(
                 f"Adapter: {result.adapter} ({report.num_tensors} tensors of {report.num_modules} modules, "
-                f"{format_bytes(report.num_bytes)}; stock PEFT reads it with 0 missing and 0 unexpected keys)"
+                f"{format_bytes(report.num_bytes)}; stock PEFT reads it with 0 missing and 0 unexpected keys "
+                f"onto {report.base_class}, blocks at `{report.blocks}`)"
             )
         )
 

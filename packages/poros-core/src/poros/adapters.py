@@ -6,7 +6,7 @@ dropout) is read off it, block by block. The trained tensors live in a flat bank
 
 from __future__ import annotations
 
-import difflib
+import copy
 import hashlib
 import re
 from collections.abc import Iterator
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora.layer import LoraLayer
-from peft.utils.other import get_pattern_key
 from torch import nn
 
 from poros.blocks.frozen_linear import FrozenLinear
 from poros.blocks.lora_linear import FrozenLoraLinear
-from poros.errors import ConfigError, explain
 from poros.interfaces import ModelParts, WeightFormat
 from poros.settings import LoraSettings
 
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADAPTER",
+    "for_wrapper",
     "freeze_linears",
     "initial_weights",
     "inject",
@@ -73,84 +72,23 @@ def make_lora_config(lora: LoraSettings, targets: Sequence[str], parts: ModelPar
     return config
 
 
-def check_targets(model: nn.Module, parts: ModelParts, lora: LoraSettings, targets: Sequence[str]) -> None:
-    """Refuse targets that name no linear layer of an adapted block, and patterns that match no target.
+def for_wrapper(config: LoraConfig, blocks: str) -> LoraConfig:
+    """Return ``config`` with targets that name their whole path: leaf names would also match a vision tower.
 
-    Raises:
-        ConfigError: a target is the head or the embedding, or matches nothing; the leaf names that exist are listed.
-            A block does not exist. A rank or alpha pattern is no regular expression or matches nothing.
+    PEFT then refuses the adapter, by that path, on a class that keeps its text blocks elsewhere; with leaf names it
+    would adapt the right layers, load none of the weights and only warn.
+
+    Args:
+        config: with leaf names as targets.
+        blocks: where the class that the adapter is saved for keeps the adapted blocks.
     """
-    blocks = model.get_submodule(parts.blocks)
-    num_blocks = len(blocks)  # type: ignore[arg-type]
-    if lora.blocks is not None and (bad := [b for b in lora.blocks if not 0 <= b < num_blocks]):
-        raise ConfigError(
-            explain(
-                "LoRA on a block that does not exist",
-                expected=f"0 to {num_blocks - 1}",
-                got=bad,
-                where="lora.blocks",
-            )
-        )
-    linears = [
-        name
-        for name, module in blocks.named_modules()
-        if isinstance(module, nn.Linear)
-        and (lora.blocks is None or int(name.partition(".")[0]) in lora.blocks)
-    ]
-    leaves = sorted({name.rpartition(".")[2] for name in linears})
-    outside = {parts.head.rpartition(".")[2], parts.embedding.rpartition(".")[2]}
-    for target in targets:
-        if target in outside:
-            raise ConfigError(
-                explain(
-                    "LoRA on the vocabulary matrices is not offered",
-                    expected=f"targets among {leaves}",
-                    got=f"`{target}`",
-                    where="lora.targets",
-                    next_step="Remove it: head and embedding stay frozen (they may be tied, and are never streamed "
-                    "with adapters)",
-                )
-            )
-        if target not in leaves:
-            near = difflib.get_close_matches(target, leaves, n=1)
-            raise ConfigError(
-                explain(
-                    "A LoRA target matches no module",
-                    expected=f"leaf names among {leaves}",
-                    got=f"`{target}`",
-                    where="lora.targets",
-                    next_step=f"Did you mean `{near[0]}`?" if near else "Correct `lora.targets`",
-                )
-            )
-    adapted = [f"{parts.blocks}.{name}" for name in linears if name.rpartition(".")[2] in targets]
-    for setting in ("rank_pattern", "alpha_pattern"):
-        for pattern in getattr(lora, setting):
-            _check_pattern(pattern, adapted, setting)
-
-
-def _check_pattern(pattern: str, adapted: list[str], setting: str) -> None:
-    """Refuse a pattern that PEFT would match with no adapted module: it would change nothing, in silence."""
-    try:
-        matches = any(get_pattern_key([pattern], name) == pattern for name in adapted)
-    except re.error as error:
-        raise ConfigError(
-            explain(
-                "Bad LoRA pattern",
-                expected="a regular expression",
-                got=f"`{pattern}` ({error})",
-                where=f"lora.{setting}",
-            )
-        ) from error
-    if not matches:
-        raise ConfigError(
-            explain(
-                "A LoRA pattern matches no adapted module",
-                expected=f"the end of a module's path such as `{adapted[0]}`",
-                got=f"`{pattern}`",
-                where=f"lora.{setting}",
-                next_step=f"Correct `lora.{setting}`, or adapt that module in `lora.targets` and `lora.blocks`",
-            )
-        )
+    config = copy.copy(config)
+    chosen = config.layers_to_transform
+    indices = r"\d+" if chosen is None else "|".join(map(str, chosen))
+    leaves = "|".join(sorted(config.target_modules))
+    config.target_modules = rf"{re.escape(blocks)}\.({indices})\.(.+\.)?({leaves})"
+    config.layers_to_transform = config.layers_pattern = None  # PEFT takes no two ways of naming blocks
+    return config
 
 
 def inject(model: nn.Module, config: LoraConfig) -> None:

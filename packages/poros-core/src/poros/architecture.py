@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["ArchitectureVerdict", "blockwise_arch_check"]
 
 # Distributions whose architectures this project's own gates run. Anybody else's word is taken, loudly, as theirs.
-GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen"})
+GATED_DISTRIBUTIONS = frozenset({"poros-arch-qwen", "poros-arch-gemma"})
 
 # What to install for a model type that no loaded plugin serves.
-OFFERED_ELSEWHERE = {"qwen2": "poros-arch-qwen", "qwen3": "poros-arch-qwen"}
+OFFERED_ELSEWHERE = {
+    "qwen2": "poros-arch-qwen",
+    "qwen3": "poros-arch-qwen",
+    "qwen3_5": "poros-arch-qwen",
+    "qwen3_5_text": "poros-arch-qwen",
+    "gemma3": "poros-arch-gemma",
+    "gemma3_text": "poros-arch-gemma",
+}
 
 # Config fields that say whether attention may look ahead, and the values under which text does not.
 CAUSAL_FIELDS = {"use_bidirectional_attention": (False, "vision"), "is_causal": (True,)}

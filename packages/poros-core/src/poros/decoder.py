@@ -1,11 +1,11 @@
-"""A base for plain decoder-only families whose layers Transformers calls the way Llama and Qwen2 do."""
+"""A base for decoder-only families whose layers Transformers calls the way Llama and Qwen2 do."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,16 +16,32 @@ from poros.interfaces import Architecture, BlockContext, ModelParts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["DecoderArchitecture", "causal_masks"]
+__all__ = ["DecoderArchitecture", "Tables", "causal_masks", "refuse_feature"]
 
-# Rotary types whose tables do not depend on the length of the sequence at hand.
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Per layer type, (cos, sin).
+Tables = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def refuse_feature(
+    config: PreTrainedConfig, *, expected: str, got: object, where: str, next_step: str
+) -> ArchitectureError:
+    """Return the error for a feature inside a known type; ``where`` is the field of config.json."""
+    return ArchitectureError(
+        explain(
+            f"Unsupported feature inside `{config.model_type}`",
+            expected=expected,
+            got=f"`{got}`",
+            where=f"config.json, {where}",
+            next_step=next_step,
+        )
+    )
 
 
 class DecoderArchitecture(Architecture):
-    """One rotary table, masks per layer type, blocks at ``model.layers``: a family on this base is about 20 lines.
+    """Masks and rotary tables per layer type, blocks at ``model.layers``: a family on this base is about 20 lines.
 
-    A subclass states ``name``, ``model_types`` and ``default_targets``.
+    A subclass states ``name``, ``model_types`` and, where they differ, ``default_targets``. Of a multimodal wrapper
+    only the text model is built.
     """
 
     default_targets: ClassVar[tuple[str, ...]] = (
@@ -39,20 +55,43 @@ class DecoderArchitecture(Architecture):
     )
     # A derived table that old checkpoints carry; Transformers recomputes it.
     ignored_tensors: ClassVar[tuple[str, ...]] = (r".*rotary_emb\.inv_freq$",)
+    # Rotary types whose tables do not depend on the length of the sequence at hand.
+    rope_types: ClassVar[tuple[str, ...]] = ("default", "linear", "llama3", "yarn")
+    layer_types: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
 
     def check_config(self, config: PreTrainedConfig) -> None:
-        """Refuse rotary embeddings that depend on the sequence's length; see `Architecture.check_config`."""
-        rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-        if rope_type not in SUPPORTED_ROPE_TYPES:
-            raise ArchitectureError(
-                explain(
-                    f"Unsupported feature inside `{config.model_type}`",
-                    expected=f"a rotary type among {list(SUPPORTED_ROPE_TYPES)}",
-                    got=f"`{rope_type}`",
-                    where="config.json, rope_parameters.rope_type",
+        """Refuse a foreign text model, unknown layer types and rotary tables that follow the sequence's length.
+
+        See `Architecture.check_config`.
+        """
+        text = self.text_config(config)
+        if text.model_type not in self.model_types:
+            raise refuse_feature(
+                config,
+                expected=f"a text model of type {list(self.model_types)}",
+                got=text.model_type,
+                where="text_config.model_type",
+                next_step="Train the text model by itself if Poros knows its type",
+            )
+        for index in range(text.num_hidden_layers):
+            if (layer_type := self.layer_type(text, index)) not in self.layer_types:
+                raise refuse_feature(
+                    config,
+                    expected=f"layer types among {list(self.layer_types)}",
+                    got=layer_type,
+                    where=f"layer_types[{index}]",
+                    next_step="Use another model of this family",
+                )
+        for where, rope in _rope_parameters(text):
+            rope_type = rope.get("rope_type", "default")
+            if rope_type not in self.rope_types:
+                raise refuse_feature(
+                    config,
+                    expected=f"a rotary type among {list(self.rope_types)}",
+                    got=rope_type,
+                    where=f"{where}.rope_type",
                     next_step="Remove the rope scaling from config.json if the run's lengths do not need it",
                 )
-            )
 
     def build(self, config: PreTrainedConfig) -> nn.Module:
         """Build the causal language model on the meta device with SDPA attention."""
@@ -77,7 +116,7 @@ class DecoderArchitecture(Architecture):
     def layer_type(self, config: PreTrainedConfig, block_index: int) -> str:
         """Return the config's layer type, ``full_attention`` where it states none."""
         layer_types = getattr(config, "layer_types", None)
-        return layer_types[block_index] if layer_types else "full_attention"
+        return str(layer_types[block_index]) if layer_types else "full_attention"
 
     def context(
         self, model: nn.Module, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
@@ -85,19 +124,32 @@ class DecoderArchitecture(Architecture):
         """Build tables with Transformers' own rotary module and mask functions; see `Architecture.context`."""
         config: PreTrainedConfig = model.config
         position_ids = torch.arange(tokens, device=device)[None]
+        hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
+        types = sorted({self.layer_type(config, index) for index in range(config.num_hidden_layers)})
         # The inverse frequencies are computed on the CPU, as they are when Transformers loads a model: another
         # device's pow rounds differently.
         with torch.device("cpu"):
             rotary = type(model.get_submodule("model.rotary_emb"))(config=config).to(device)
-        hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
         with torch.no_grad():
-            tables = rotary(hidden, position_ids)
-        types = sorted({self.layer_type(config, index) for index in range(config.num_hidden_layers)})
+            tables = self.rotary_tables(rotary, hidden, position_ids, types)
         return BlockContext(
             position_ids=position_ids,
-            position_embeddings=dict.fromkeys(types, tables),
+            position_embeddings=tables,
             attention_masks=causal_masks(config, types, hidden, position_ids),
         )
+
+    def rotary_tables(
+        self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor, types: Collection[str]
+    ) -> Tables:
+        """Return (cos, sin) per layer type from Transformers' rotary module; here all of them share one table.
+
+        Args:
+            rotary: the model's rotary module, on the device of ``hidden``.
+            hidden: (B, T, D), only its dtype and device matter.
+            position_ids: (1, T).
+            types: the layer types that the model has.
+        """
+        return dict.fromkeys(types, rotary(hidden, position_ids))
 
     def call_block(
         self, block: nn.Module, hidden: torch.Tensor, context: BlockContext, layer_type: str
@@ -112,14 +164,27 @@ class DecoderArchitecture(Architecture):
         return output
 
 
+def _rope_parameters(config: PreTrainedConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (field, parameters) of every rotary table; some families have one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = {name: value for name, value in parameters.items() if isinstance(value, Mapping)}
+    if nested:
+        yield from ((f"rope_parameters.{name}", value) for name, value in nested.items())
+    else:
+        yield "rope_parameters", parameters
+
+
 def causal_masks(
     config: PreTrainedConfig, layer_types: Sequence[str], hidden: torch.Tensor, position_ids: torch.Tensor
 ) -> dict[str, torch.Tensor | None]:
-    """Return Transformers' own mask of every layer type, None where SDPA's causal path needs none.
+    """Return Transformers' own mask of every layer type, None where the layer needs none.
+
+    SDPA's causal path needs none, and the only mask of linear attention is of padding: what lies right of a token does
+    not reach it.
 
     Args:
         config: of the text model.
-        layer_types: ``full_attention``, ``sliding_attention``.
+        layer_types: ``full_attention``, ``sliding_attention``, ``linear_attention``.
         hidden: (B, T, D), only its shape, dtype and device matter.
         position_ids: (1, T).
     """
@@ -130,7 +195,9 @@ def causal_masks(
         "sliding_attention": create_sliding_window_causal_mask,
     }
     return {
-        layer_type: makers[layer_type](
+        layer_type: None
+        if layer_type == "linear_attention"
+        else makers[layer_type](
             config=config,
             inputs_embeds=hidden,
             attention_mask=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -243,6 +244,14 @@ class Architecture(ABC):
     default_targets: ClassVar[tuple[str, ...]]
     ignored_tensors: ClassVar[tuple[str, ...]] = ()
 
+    def text_config(self, config: PreTrainedConfig) -> PreTrainedConfig:
+        """Return the text model's config: the nested one of a multimodal wrapper, else ``config`` itself.
+
+        The other methods are given what this one returns, `check_config` excepted.
+        """
+        text: PreTrainedConfig = getattr(config, "text_config", None) or config
+        return text
+
     @abstractmethod
     def check_config(self, config: PreTrainedConfig) -> None:
         """Raise `ArchitectureError` naming the feature if this config uses one that is not supported."""
@@ -326,8 +335,20 @@ class Architecture(ABC):
         raise NotImplementedError
 
     def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the scalar that multiplies embedding rows (0-d, rounded as Transformers does), or None."""
+        """Return the scalar that multiplies embedding rows of ``dtype``, 0-d and rounded to that dtype, or None."""
         return None
+
+    def kernels(self) -> Mapping[str, str]:
+        """Return which implementation runs, per function that an installed package may replace.
+
+        Another implementation rounds differently: this is recorded with every run and receipt, and two runs that differ
+        in it cannot be compared.
+        """
+        return {}
+
+    def torch_kernels(self) -> AbstractContextManager[None]:
+        """Let Transformers' own torch implementations of `kernels` run inside: tensors without bytes suit no others."""
+        return nullcontext()
 
     def logit_softcap(self, config: PreTrainedConfig) -> float | None:
         """Return the final soft-capping value of the logits, or None."""

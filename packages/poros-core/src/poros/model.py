@@ -12,7 +12,6 @@ from peft import LoraConfig
 from torch import nn
 
 from poros.adapters import (
-    check_targets,
     freeze_linears,
     initial_weights,
     inject,
@@ -41,7 +40,9 @@ from poros.interfaces import (
     TensorSpec,
     WeightFormat,
 )
+from poros.lora_targets import resolve_targets
 from poros.settings import LoraSettings, Numerics, Plan
+from poros.wrappers import tower_linears
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -60,6 +61,8 @@ class MetaModel:
     """The model without weights: what can be said before a byte of the checkpoint is read.
 
     Attributes:
+        config: the text model's.
+        wrapper: the multimodal config that ``config`` is nested in, or None.
         module: Transformers' model on the meta device, linears frozen, LoRA injected.
         tensor_names: every tensor that the checkpoint must hold.
         targets: leaf names that LoRA adapts.
@@ -69,6 +72,7 @@ class MetaModel:
 
     architecture: Architecture
     config: PreTrainedConfig
+    wrapper: PreTrainedConfig | None
     parts: ModelParts
     module: nn.Module
     kinds: tuple[BlockKind, ...]
@@ -99,14 +103,21 @@ def make_meta_model(
         ConfigError: a LoRA target matches nothing.
     """
     architecture.check_config(config)
+    given, config = config, architecture.text_config(config)
+    wrapper = given if given is not config else None
     module = architecture.build(config)
     parts = architecture.parts(config)
     names = tuple(
         name for name in module.state_dict() if not (parts.tied and name.startswith(f"{parts.head}."))
     )
-    targets = lora.targets or architecture.default_targets
-    check_targets(module, parts, lora, targets)
     blocks: nn.ModuleList = module.get_submodule(parts.blocks)  # type: ignore[assignment]
+    targets = resolve_targets(
+        module,
+        parts,
+        lora,
+        architecture.default_targets,
+        lambda: () if wrapper is None else tower_linears(wrapper, blocks[0]),
+    )
     for block in blocks:
         freeze_linears(block, weight_format, numerics.compute_dtype)
     lora_config = make_lora_config(lora, targets, parts)
@@ -116,11 +127,12 @@ def make_meta_model(
     return MetaModel(
         architecture=architecture,
         config=config,
+        wrapper=wrapper,
         parts=parts,
         module=module,
         kinds=classify_blocks(blocks, layer_types, weight_format, numerics.storage_dtype, states=states),
         lora_config=lora_config,
-        targets=tuple(targets),
+        targets=targets,
         tensor_names=names,
         state_writers=_state_writers(architecture, states),
         per_block_inputs=architecture.per_block_inputs(module),
@@ -363,7 +375,7 @@ def _ends(
         head = table.to(device) if parts.tied else load(head_name, device)
         chunks = list(head.split(numerics.loss_chunk_vocabulary))
     norm = _load_module(meta, parts.final_norm, load, device)
-    scale = meta.architecture.embedding_scale(config, numerics.storage_dtype)
+    scale = meta.architecture.embedding_scale(config, numerics.compute_dtype)
     return {
         "embedding": Embedding(table, device, numerics.compute_dtype, scale),
         "per_block": _per_block(meta, load, numerics, device, is_resident=is_resident),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attention_backend", "compute_region"]
+__all__ = ["attention_backend", "compute_region", "widened"]
 
 
 # The largest head that PyTorch's flash kernel takes.
@@ -28,6 +28,17 @@ def attention_backend(
     if device.type == "cuda" and fits_flash:
         return SDPBackend.FLASH_ATTENTION
     return SDPBackend.MATH
+
+
+def widened(tensor: torch.Tensor, compute_dtype: torch.dtype) -> torch.Tensor:
+    """Return a frozen tensor as a layer reads it: in the compute dtype where that holds every value of its own.
+
+    A layer may cast its input to the dtype of such a tensor (Qwen3.5's convolution does) and would then compute in the
+    storage dtype.
+    """
+    if tensor.is_floating_point() and torch.promote_types(tensor.dtype, compute_dtype) == compute_dtype:
+        return tensor.to(compute_dtype)
+    return tensor
 
 
 @contextlib.contextmanager

@@ -141,9 +141,10 @@ def check(spec: BenchSpec) -> dict[str, Any]:
 
 def _trajectory(spec: BenchSpec, plan: Plan, registry: Registry, device: torch.device) -> Trajectory:
     run = start_run(spec, plan, registry, device)
-    trajectory = Trajectory(run.engine.model.bank.signatures)
-    bank = run.engine.model.bank
-    vocab_size = int(run.engine.model.config.vocab_size)
+    model = run.engine.model
+    trajectory = Trajectory(model.bank.signatures, kernels=model.architecture.kernels())
+    bank = model.bank
+    vocab_size = int(model.config.vocab_size)
     for index in range(spec.steps):
         output = run.engine.step(make_batches(spec, vocab_size, index), index)
         trajectory.record_gradients(index, torch.stack(output.losses), bank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from poros.model import MetaModel
-from poros.parity.random_model import RandomSource
+from poros.parity.random_model import RandomSource, zero_centred_norms
 
 __all__ = ["BenchSource", "bench_source"]
 
@@ -33,5 +33,7 @@ class BenchSource(RandomSource):
 
 def bench_source(meta: MetaModel, seed: int, device: torch.device) -> BenchSource:
     """Return random weights for every tensor of ``meta``."""
-    plain = meta.architecture.build(meta.config).state_dict()
-    return BenchSource({name: tuple(plain[name].shape) for name in meta.tensor_names}, seed, device)
+    module = meta.architecture.build(meta.config)
+    plain = module.state_dict()
+    shapes = {name: tuple(plain[name].shape) for name in meta.tensor_names}
+    return BenchSource(shapes, seed, device, zero_centred_norms(module))

@@ -4,6 +4,7 @@ Nothing here reads a pickle or runs code that ships with a model.
 """
 
 from poros.checkpoint.adapter_files import AdapterReport, load_adapter, save_adapter, verify_adapter
+from poros.checkpoint.adapter_paths import move_adapter
 from poros.checkpoint.atomic import atomic_folder, atomic_write_bytes, atomic_write_json
 from poros.checkpoint.config import load_config, transformers_knows, unknown_type_error
 from poros.checkpoint.headers import FileHeader, TensorEntry, read_header
@@ -28,6 +29,7 @@ __all__ = [
     "load_adapter",
     "load_config",
     "load_run_state",
+    "move_adapter",
     "newest_complete",
     "prepare_output_folder",
     "prune",

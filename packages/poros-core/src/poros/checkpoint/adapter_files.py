@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,9 +36,15 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterReport:
-    """What a verified adapter folder holds, and the model class that its keys match."""
+    """What a verified adapter folder holds.
+
+    Attributes:
+        base_class: the model class that its keys match.
+        blocks: where that class keeps the adapted blocks; every key starts with ``base_model.model.`` and this.
+    """
 
     base_class: str
+    blocks: str
     num_modules: int
     num_tensors: int
     num_bytes: int
@@ -50,6 +56,7 @@ def save_adapter(
     lora_config: LoraConfig,
     base_model: str,
     *,
+    made_for: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Write an adapter folder as ``PeftModel.save_pretrained`` does, in one atomic step, and return it.
@@ -60,6 +67,7 @@ def save_adapter(
             (out_features, R), any device.
         lora_config: what the adapter was made with; it is not changed.
         base_model: folder or hub id of the base, recorded for whoever loads the adapter.
+        made_for: recorded in the weights file: the model class and block path that the keys match.
         overwrite: replace an existing folder.
 
     Raises:
@@ -78,7 +86,7 @@ def save_adapter(
             setattr(config, field, sorted(getattr(config, field)))
     with atomic_folder(folder, overwrite=overwrite) as temporary:
         config.save_pretrained(str(temporary))
-        save_tensors(temporary / WEIGHTS_FILE, tensors, {"format": "pt"})
+        save_tensors(temporary / WEIGHTS_FILE, tensors, {"format": "pt", **(made_for or {})})
     return folder
 
 
@@ -161,10 +169,17 @@ def verify_adapter(
         raise _unusable(folder, "a non-zero `lora_B`", "only zeros: the adapter has no effect")
     return AdapterReport(
         base_class=type(model.get_base_model()).__name__,
+        blocks=_common_path(tensors),
         num_modules=num_modules,
         num_tensors=len(tensors),
         num_bytes=(folder / WEIGHTS_FILE).stat().st_size,
     )
+
+
+def _common_path(names: Collection[str]) -> str:
+    """Return what precedes the block index in every key: ``model.layers``, or a wrapper's longer path."""
+    paths = {re.split(r"\.\d+\.", name.removeprefix("base_model.model."), maxsplit=1)[0] for name in names}
+    return " and ".join(sorted(paths))
 
 
 def _check_pairs(tensors: Mapping[str, torch.Tensor], where: str) -> None:

@@ -19,6 +19,7 @@ from poros.blocks.frozen_linear import FrozenLinear
 from poros.blocks.kinds import BlockKind
 from poros.errors import UserError, explain
 from poros.interfaces import Architecture, BlockContext
+from poros.precision import widened
 
 __all__ = ["CompiledBlock"]
 
@@ -59,6 +60,7 @@ class CompiledBlock:
                 if isinstance(child, FrozenLinear):
                     setattr(parent, name, _PlainLinear(child, compute_dtype))
         self._layer = _Layer(block, architecture, kind.layer_type)
+        self._compute_dtype = compute_dtype
         torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
         torch._dynamo.config.accumulated_recompile_limit = MAX_COMPILATIONS
         self._call = torch.compile(self._functional, fullgraph=True, dynamic=False, options=OPTIONS)
@@ -71,7 +73,9 @@ class CompiledBlock:
         states: Mapping[str, torch.Tensor],
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         output: tuple[torch.Tensor, Mapping[str, torch.Tensor]] = functional_call(
-            self._layer, dict(tensors), (hidden, context, states)
+            self._layer,
+            {name: widened(tensor, self._compute_dtype) for name, tensor in tensors.items()},
+            (hidden, context, states),
         )
         return output
 

@@ -45,7 +45,8 @@ class Embedding:
         table: (V, D) in the storage dtype; on the CPU rows are gathered there, on the device no host memory is read.
         device: where hidden states go.
         compute_dtype: dtype of the hidden states.
-        scale: 0-d factor of the rows, already rounded as the architecture does, or None.
+        scale: 0-d factor of the rows in ``compute_dtype``, or None. Transformers rounds it to the dtype that the model
+            is loaded in.
     """
 
     def __init__(
@@ -109,9 +110,8 @@ class Embedding:
         return self._scaled(rows.to(self._device))
 
     def _scaled(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._scale is not None:
-            rows = rows * self._scale.to(rows.device)
-        return rows.to(self._compute_dtype)
+        rows = rows.to(self._compute_dtype)
+        return rows if self._scale is None else rows * self._scale.to(rows.device)
 
     def close(self) -> None:
         """Release the page lock."""

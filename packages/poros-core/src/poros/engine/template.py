@@ -9,8 +9,9 @@ Shape letters: B batch, T tokens, D hidden size.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from poros.blocks.kinds import BlockKind, plain_tensors
 from poros.engine.compiled import CompiledBlock
 from poros.engine.workspace import Workspace
 from poros.interfaces import Architecture, BlockContext
-from poros.precision import compute_region
+from poros.precision import compute_region, widened
 
 __all__ = ["BlockTemplate"]
 
@@ -138,7 +139,26 @@ class BlockTemplate:
         with compute_region(self._device, self._compute_dtype, masked=masked, head_dim=self._head_dim):
             if self._compiled is not None:
                 return self._compiled(self._arguments, hidden, context, states)
-            return self._architecture.call_block_with_states(self.module, hidden, context, layer_type, states)
+            with self._widened_plain_tensors():
+                return self._architecture.call_block_with_states(
+                    self.module, hidden, context, layer_type, states
+                )
+
+    @contextlib.contextmanager
+    def _widened_plain_tensors(self) -> Iterator[None]:
+        """Let the layer read norms and the like in a wider compute dtype; see `poros.precision.widened`."""
+        bound: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        for owner, leaf in self._plain:
+            held: dict[str, Any] = owner._parameters if leaf in owner._parameters else owner._buffers
+            wide = widened(held[leaf].detach(), self._compute_dtype)
+            if wide.dtype != held[leaf].dtype:
+                bound.append((held, leaf, held[leaf]))
+                held[leaf] = nn.Parameter(wide, requires_grad=False) if held is owner._parameters else wide
+        try:
+            yield
+        finally:
+            for held, leaf, tensor in bound:
+                held[leaf] = tensor
 
     @torch.no_grad()
     def forward(

@@ -16,7 +16,7 @@ from poros.engine.targets import IGNORE_INDEX
 from poros.interfaces import MicroBatch, ParityCase, WeightFormat
 from poros.model import LoadedModel, MetaModel, load_model, make_meta_model
 from poros.optimizer import BankOptimizer
-from poros.parity.random_model import RandomSource, randomize_adapters
+from poros.parity.random_model import RandomSource, randomize_adapters, zero_centred_norms
 from poros.parity.trajectory import Trajectory
 from poros.plugins import Registry
 from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
@@ -119,7 +119,8 @@ def case_source(meta: MetaModel, device: torch.device) -> RandomSource:
     """Return the case's random checkpoint."""
     module = meta.architecture.build(meta.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    return RandomSource({name: shapes[name] for name in meta.tensor_names}, MODEL_SEED, device)
+    names = {name: shapes[name] for name in meta.tensor_names}
+    return RandomSource(names, MODEL_SEED, device, zero_centred_norms(module))
 
 
 def start_case(
@@ -152,4 +153,10 @@ def start_case(
     randomize_adapters(model.bank, MODEL_SEED)
     engine = Engine(model, plan, seed=RUN_SEED) if make_engine is None else make_engine(model, plan)
     optimizer = BankOptimizer(model.bank, OPTIMIZER, num_training_steps=case.num_steps * 2)
-    return CaseRun(case, model, engine, optimizer, Trajectory(model.bank.signatures))
+    return CaseRun(
+        case,
+        model,
+        engine,
+        optimizer,
+        Trajectory(model.bank.signatures, kernels=model.architecture.kernels()),
+    )

@@ -56,6 +56,13 @@ def compare(oracle: Trajectory, candidate: Trajectory) -> Verdict:
     """Compare every recorded tensor of two runs, earliest first."""
     if oracle.signatures != candidate.signatures:
         return Verdict("cannot compare", "the runs have different adapters", 0)
+    if oracle.kernels != candidate.kernels:
+        changed = [
+            f"{name}: {oracle.kernels.get(name)} against {candidate.kernels.get(name)}"
+            for name in sorted({*oracle.kernels, *candidate.kernels})
+            if oracle.kernels.get(name) != candidate.kernels.get(name)
+        ]
+        return Verdict("cannot compare", f"the runs used different kernels ({'; '.join(changed)})", 0)
     if oracle.tensors.keys() != candidate.tensors.keys():
         odd = sorted(oracle.tensors.keys() ^ candidate.tensors.keys())
         return Verdict("cannot compare", f"only one run recorded {odd[:4]}", 0)

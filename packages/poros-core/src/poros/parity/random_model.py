@@ -5,15 +5,17 @@ With Transformers' defaults (biases zero, norms one, lora_B zero) a tensor that 
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from poros.bank import AdapterBank
 from poros.errors import CheckpointError, explain
 
-__all__ = ["RandomSource", "randomize_adapters"]
+__all__ = ["RandomSource", "randomize_adapters", "zero_centred_norms"]
 
 WEIGHT_SCALE = 0.05
 BIAS_SCALE = 0.1
@@ -26,6 +28,35 @@ def _generator(seed: int, name: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest, "little"))
 
 
+def zero_centred_norms(model: nn.Module) -> frozenset[str]:
+    """Return the names of a (meta) model's norm weights that are added to one: around one they would double it.
+
+    Found by calling each class of norm once with a weight of zeros: only these let anything through.
+    """
+    answers: dict[type[nn.Module], bool] = {}
+    found = set()
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if "norm" not in path.rpartition(".")[2] or weight is None:
+            continue
+        if type(module) not in answers:
+            answers[type(module)] = _passes_with_zero_weight(module, weight.numel())
+        if answers[type(module)]:
+            found.add(f"{path}.weight")
+    return frozenset(found)
+
+
+@torch.no_grad()
+def _passes_with_zero_weight(norm: nn.Module, size: int) -> bool:
+    probe = copy.deepcopy(norm).to_empty(device="cpu")
+    nn.init.zeros_(probe.get_parameter("weight"))
+    row = torch.ones(1, size)
+    try:
+        return bool(probe(row).any())
+    except TypeError:  # a gated norm takes the gate too
+        return bool(probe(row, row).any())
+
+
 class RandomSource:
     """A `TensorSource` that makes every tensor from (seed, name) when it is asked for.
 
@@ -33,9 +64,17 @@ class RandomSource:
         shapes: tensor name to shape.
         seed: of the whole model.
         device: where values are drawn; CPU and GPU generators give different numbers, one device always the same.
+        zero_centred: names of norm weights that are added to one; see `zero_centred_norms`.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        seed: int,
+        device: torch.device,
+        zero_centred: Collection[str] = (),
+    ) -> None:
+        self._zero_centred = frozenset(zero_centred)
         self._shapes = dict(shapes)
         self._seed = seed
         self._device = device
@@ -52,12 +91,12 @@ class RandomSource:
         return self._shapes[name]
 
     def load(self, name: str, device: torch.device) -> torch.Tensor:
-        """Return the tensor in bfloat16: weights around zero, biases and norms well away from their defaults."""
+        """Return the tensor in bfloat16: weights around zero, biases and norms away from their defaults."""
         shape = self._shapes[name]
         generator = _generator(self._seed, name, self._device)
         values = torch.randn(shape, generator=generator, device=self._device, dtype=torch.bfloat16)
         if "norm" in name:
-            values = values * NORM_SCALE + 1
+            values = values * NORM_SCALE + (0 if name in self._zero_centred else 1)
         else:
             values = values * (WEIGHT_SCALE if len(shape) > 1 else BIAS_SCALE)
         return values.to(device)

@@ -43,10 +43,17 @@ def environment(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def write_receipt(path: Path, device: torch.device, measured: Mapping[str, Any]) -> None:
-    """Write one receipt: the environment and what was measured in it."""
+def write_receipt(
+    path: Path, device: torch.device, measured: Mapping[str, Any], kernels: Mapping[str, str] | None = None
+) -> None:
+    """Write one receipt: the environment and what was measured in it.
+
+    Args:
+        kernels: which implementations of replaceable functions ran; see `Architecture.kernels`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_json(path, {"environment": environment(device), **measured})
+    facts = environment(device) | ({"kernels": dict(kernels)} if kernels else {})
+    atomic_write_json(path, {"environment": facts, **measured})
 
 
 def without_machine_paths(arguments: Sequence[str]) -> list[str]:

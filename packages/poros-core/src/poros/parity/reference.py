@@ -71,11 +71,20 @@ def dense_model(run: CaseRun) -> nn.Module:
     for name, parameter in model.head.norm.named_parameters():
         state[f"{meta.parts.final_norm}.{name}"] = parameter.to(dtype)
     dense.load_state_dict(state, strict=True, assign=True)
+    _restore_buffers(dense, model.device)
+    return dense.requires_grad_(False)
+
+
+def _restore_buffers(dense: nn.Module, device: torch.device) -> None:
+    """Give values to the buffers that no checkpoint holds: rotary frequencies and embedding scales."""
     rotary = dense.get_submodule("model.rotary_emb")
     with torch.device("cpu"):
-        fresh = type(rotary)(config=dense.config).to(model.device)
-    dense.model.rotary_emb = fresh
-    return dense.requires_grad_(False)
+        dense.model.rotary_emb = type(rotary)(config=dense.config).to(device)  # type: ignore[union-attr]
+    for module in dense.modules():
+        if "embed_scale" in module._buffers:
+            module._buffers["embed_scale"] = torch.tensor(module.scalar_embed_scale, device=device)
+    unset = [name for name, buffer in dense.named_buffers() if buffer.is_meta]
+    assert not unset, f"buffers without values: {unset}"
 
 
 class ReferenceRun:

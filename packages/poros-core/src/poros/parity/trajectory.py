@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from poros.bank import GROUPS, AdapterBank, AdapterSignature, AdapterTensor
@@ -26,10 +27,12 @@ class Trajectory:
         tensors: keys ``<step>/<quantity>`` or ``<step>/<quantity>/<group>``; quantities are ``losses``, ``gradients``,
             ``weights``, ``exp_avg``, ``exp_avg_sq``, ``grad_norm``, ``rng`` and ``position``.
         signatures: the bank's layout, to name an element of a flat tensor.
+        kernels: which implementations ran; see `Architecture.kernels`.
     """
 
     signatures: tuple[AdapterSignature, ...]
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def record_gradients(self, step: int, losses: torch.Tensor, bank: AdapterBank) -> None:
         """Record what forward and backward produced, before clipping changes it."""
@@ -62,7 +65,7 @@ class Trajectory:
     def from_step(self, first: int) -> Trajectory:
         """Return the part of the trajectory that starts at step ``first``."""
         kept = {k: v for k, v in self.tensors.items() if int(k.split(SEPARATOR)[0]) >= first}
-        return Trajectory(self.signatures, kept)
+        return Trajectory(self.signatures, kept, self.kernels)
 
     def finite(self) -> bool:
         """Whether no recorded tensor holds NaN or infinity."""
@@ -70,12 +73,14 @@ class Trajectory:
 
     def save(self, path: Path) -> None:
         """Write the tensors as safetensors; the signatures belong to the case and are not written."""
-        save_file(self.tensors, path)
+        save_file(self.tensors, path, dict(self.kernels))
 
     @classmethod
     def load(cls, path: Path, signatures: tuple[AdapterSignature, ...]) -> Trajectory:
         """Read `save`'s file."""
-        return cls(signatures, load_file(path))
+        with safe_open(path, "pt") as file:
+            kernels = file.metadata() or {}
+        return cls(signatures, load_file(path), kernels)
 
     def describe_element(self, key: str, index: int) -> str:
         """Name element ``index`` of a flat bank tensor: its block, LoRA tensor and position inside it."""

@@ -5,7 +5,7 @@ Shape letters: O and I of a linear layer, R LoRA rank, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from poros.adapters import base_linears
 from poros.bank import GROUPS
 from poros.blocks.kinds import BlockKind
 from poros.model import MetaModel
+from poros.planning.linear_attention import LinearAttention, linear_attention
 from poros.planning.working_set import working_set_bytes
 from poros.settings import Numerics
 
@@ -36,6 +37,7 @@ class KindFacts:
         adapter_row: LoRA elements of one row of the bank, padding included.
         window: tokens that a position sees in a sliding layer; None sees all before it.
         head_dim: its largest attention head.
+        linear_attention: its delta rule, None where it has ordinary attention.
     """
 
     blocks: tuple[int, ...]
@@ -48,6 +50,7 @@ class KindFacts:
     adapter_row: int
     window: int | None
     head_dim: int
+    linear_attention: LinearAttention | None
 
     @property
     def dequantized_weights(self) -> int:
@@ -123,7 +126,8 @@ class ModelFacts:
 def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
     """Return the numbers of a meta model."""
     config = meta.config
-    kinds = tuple(_kind_facts(kind, config) for kind in meta.kinds)
+    kernels = meta.architecture.kernels()
+    kinds = tuple(_kind_facts(kind, config, kernels) for kind in meta.kinds)
     hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
     lowest = min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0)
     written = {spec.name: spec.width for kind in meta.kinds for spec in kind.states.writes}
@@ -167,7 +171,7 @@ def _per_block_facts(meta: MetaModel, numerics: Numerics) -> dict[str, int]:
     }
 
 
-def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
+def _kind_facts(kind: BlockKind, config: PreTrainedConfig, kernels: Mapping[str, str]) -> KindFacts:
     window = getattr(config, "sliding_window", None) if kind.layer_type == "sliding_attention" else None
     linears = [linear for _, linear in base_linears(kind.prototype)]
     sizes = [linear.in_features * linear.out_features for linear in linears]
@@ -175,6 +179,7 @@ def _kind_facts(kind: BlockKind, config: PreTrainedConfig) -> KindFacts:
     return KindFacts(
         window=None if window is None else int(window),
         head_dim=kind.head_dim or int(config.hidden_size) // int(config.num_attention_heads),
+        linear_attention=linear_attention(config, kind.layer_type, kernels),
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
         weights=sum(sizes),

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from poros.planning.facts import KindFacts, ModelFacts
+from poros.planning.linear_attention import BACKWARD_PASSES, FORWARD_PASSES
 from poros.planning.rates import Rates
 from poros.planning.shape import StepShape
 from poros.precision import attention_backend
@@ -91,12 +92,14 @@ def visit_cost(
     )
     captured = plan.graphs and device_type == "cuda"
     few = COMPILED_KERNELS if numerics.blocks == "compiled" else 1.0
+    rule = kind.linear_attention
+    more = (0, 0) if rule is None else rule.kernels(shape.tokens)
     seconds = []
-    for busy, per_linear in (
-        (forward, FORWARD_KERNELS_PER_LINEAR),
-        (backward, BACKWARD_KERNELS_PER_LINEAR),
+    for busy, per_linear, of_rule in (
+        (forward, FORWARD_KERNELS_PER_LINEAR, more[0]),
+        (backward, BACKWARD_KERNELS_PER_LINEAR, more[1]),
     ):
-        kernels = kind.num_linears * per_linear * few
+        kernels = (kind.num_linears * per_linear + of_rule) * few
         on_device = busy + kernels * rates.kernel_seconds
         # Launches run ahead of the device; whichever is slower is waited for.
         seconds.append(on_device if captured else max(on_device, kernels * rates.launch_seconds))
@@ -127,6 +130,10 @@ def _attention(
     shape: StepShape,
     device_type: str,
 ) -> tuple[float, float]:
+    if (rule := kind.linear_attention) is not None:
+        moved = rule.bytes_per_position * shape.micro_batch_size * rule.padded(shape.tokens)
+        once = moved / rates.memory_bytes_per_second
+        return FORWARD_PASSES * once, BACKWARD_PASSES * once
     square = shape.micro_batch_size * shape.tokens**2
     flops = 2 * square * facts.num_heads * kind.head_dim  # two products, half of them masked
     unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second

@@ -67,7 +67,7 @@ def _simulate(
     dtype = numerics.compute_dtype
     # Transformers takes fake tensors for a trace and never leaves a mask out.
     shapes = meta.architecture.context(meta.module, batch=batch, tokens=tokens, device=cpu, dtype=dtype)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with meta.architecture.torch_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
         template = BlockTemplate(
             kind,
             torch.empty(kind.layout.num_bytes, dtype=torch.uint8),

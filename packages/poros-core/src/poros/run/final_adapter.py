@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import torch
-from torch import nn
-
+from poros.adapters import for_wrapper
 from poros.checkpoint import AdapterReport, save_adapter, verify_adapter
 from poros.engine.engine import Engine
 from poros.errors import CheckpointError, explain
 from poros.run.opening import OpenModel
+from poros.wrappers import find_blocks, stock_model
 
 __all__ = ["ADAPTER_FOLDER", "dry_save", "save_final_adapter"]
 
@@ -33,6 +32,8 @@ def dry_save(output: Path, model: OpenModel, engine: Engine) -> None:
 def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[Path, AdapterReport]:
     """Save the trained adapter in PEFT's format and verify it; return its folder and what stock PEFT found.
 
+    Keys match the class that a user's own `AutoModelForCausalLM` gives for the model.
+
     Raises:
         NonFiniteError: a tensor holds NaN or infinity.
         CheckpointError: keys are missing or unexpected, tensors have the wrong number or size, or every ``lora_B`` is
@@ -43,9 +44,17 @@ def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[
 
 
 def _save(folder: Path, model: OpenModel, engine: Engine, *, require_nonzero: bool) -> AdapterReport:
-    tensors = engine.model.adapter_tensors()
-    save_adapter(folder, tensors, model.meta.lora_config, model.name, overwrite=True)
-    report = verify_adapter(folder, lambda: _stock_base(model), require_nonzero=require_nonzero)
+    meta = model.meta
+    base = stock_model(model.config)
+    blocks = find_blocks(base, meta.blocks[0])
+    own, theirs = f"base_model.model.{meta.parts.blocks}.", f"base_model.model.{blocks}."
+    tensors = {
+        theirs + name.removeprefix(own): tensor for name, tensor in engine.model.adapter_tensors().items()
+    }
+    config = meta.lora_config if meta.wrapper is None else for_wrapper(meta.lora_config, blocks)
+    made_for = {"base_class": type(base).__name__, "blocks": blocks}
+    save_adapter(folder, tensors, config, model.name, made_for=made_for, overwrite=True)
+    report = verify_adapter(folder, lambda: base, require_nonzero=require_nonzero)
     payload = sum(tensor.nbytes for tensor in tensors.values())
     if report.num_tensors != len(tensors) or report.num_bytes < payload:
         raise CheckpointError(
@@ -57,12 +66,3 @@ def _save(folder: Path, model: OpenModel, engine: Engine, *, require_nonzero: bo
             )
         )
     return report
-
-
-def _stock_base(model: OpenModel) -> nn.Module:
-    """Return the class that a user's own `AutoModelForCausalLM` gives for this config, on the meta device."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        base: nn.Module = AutoModelForCausalLM.from_config(model.config)
-    return base

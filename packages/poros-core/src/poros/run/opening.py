@@ -19,7 +19,7 @@ from poros.checkpoint.config import CONFIG_FILE
 from poros.checkpoint.json_files import read_json_object
 from poros.effective_config import config_notes, effective_config
 from poros.engine.engine import Engine
-from poros.interfaces import Architecture, TensorSource, WeightFormat
+from poros.interfaces import TensorSource, WeightFormat
 from poros.model import MetaModel, load_model, make_meta_model
 from poros.plugins import Registry, load_registry
 from poros.run.formats import make_weight_format
@@ -40,6 +40,7 @@ class OpenModel:
 
     Attributes:
         name: what the user calls it: a folder or a hub id.
+        config: as the folder has it; of a multimodal wrapper the text model's is ``meta.config``.
         folder: where its files lie.
         verdict: of the architecture gate.
         meta: the model on the meta device, frozen and injected.
@@ -140,7 +141,7 @@ def open_model(
         config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
     )
     source = SafetensorsSource(folder)
-    names = _match_names(source, verdict.architecture, config, meta)
+    names = _match_names(source, meta)
     return OpenModel(
         name=str(model),
         folder=folder,
@@ -157,7 +158,7 @@ def open_model(
 
 def opening_notes(folder: Path, config: PreTrainedConfig, meta: MetaModel) -> tuple[str, ...]:
     """Return what the user should know before training: stated values not in effect, blocks without adapter."""
-    effective = effective_config(config, meta.architecture, meta.parts)
+    effective = effective_config(meta.config, meta.architecture, meta.parts)
     notes = config_notes(read_json_object(folder / CONFIG_FILE), config, effective)
     matched = matched_blocks(meta.blocks, meta.targets)
     adapted = {index for blocks in matched.values() for index in blocks}
@@ -170,15 +171,13 @@ def opening_notes(folder: Path, config: PreTrainedConfig, meta: MetaModel) -> tu
     return notes
 
 
-def _match_names(
-    source: SafetensorsSource, architecture: Architecture, config: PreTrainedConfig, meta: MetaModel
-) -> Mapping[str, str]:
+def _match_names(source: SafetensorsSource, meta: MetaModel) -> Mapping[str, str]:
     """Return the file tensor of every parameter, names and shapes checked."""
     parts = meta.parts
     tied = {f"{parts.head}.weight": f"{parts.embedding}.weight"} if parts.tied else {}
-    names = check_names(source, meta.tensor_names, ignored=architecture.ignored_tensors, tied=tied)
+    names = check_names(source, meta.tensor_names, ignored=meta.architecture.ignored_tensors, tied=tied)
     # The meta model's linears are frozen by now: the shapes are those of a plain one.
-    plain = architecture.build(config).state_dict()
+    plain = meta.architecture.build(meta.config).state_dict()
     for name, file_name in names.items():
         check_shape(source, file_name, tuple(plain[name].shape))
     return names

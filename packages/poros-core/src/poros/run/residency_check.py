@@ -76,7 +76,7 @@ def _record(
     for group, weights in bank.weights.items():
         weights.copy_(initial[group])
     optimizer = BankOptimizer(bank, settings, steps.num_steps)
-    trajectory = Trajectory(bank.signatures)
+    trajectory = Trajectory(bank.signatures, kernels=engine.model.architecture.kernels())
     for index in range(num_steps):
         output = engine.step(steps.step(index), index)
         trajectory.record_gradients(index, torch.stack(output.losses), bank)

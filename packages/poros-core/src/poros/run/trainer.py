@@ -134,6 +134,7 @@ class Trainer:
                 "quantization": model.weight_format.fingerprint(),
                 "lora": {**flatten(model.lora), "targets": model.meta.targets},
                 "numerics": model.numerics,
+                "kernels": dict(model.meta.architecture.kernels()),
                 "optimizer": settings.optimizer,
                 "seed": settings.seed,
                 "num_steps": self.steps.num_steps,
