@@ -11,6 +11,7 @@ import yaml
 from poros.errors import ConfigError
 from poros_cli.config import RunConfig
 from poros_cli.config_file import load_config
+from poros_cli.config_text import template
 from poros_cli.run_options import FLAGS
 from poros_cli.schema import FOREIGN, nearest, sections, settings
 
@@ -20,6 +21,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "config.md"
 def documented() -> str:
     found = re.search(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert found is not None
+    assert found.group(1) == template(), "run `uv run nox -s docs -- --write`"
     return found.group(1)
 
 

@@ -19,14 +19,14 @@ from poros_cli.schema import nearest, sections, settings
 from poros_cli.values import convert
 from poros_data import DataError
 
-__all__ = ["load_config"]
+__all__ = ["Given", "load_config", "resolve_config"]
 
 MERGE_KEY = "<<"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody gave, and where."""
+    """A value that somebody gave, and where: ``run.yaml:3:1``, ``--set lora.rank=8`` or a flag."""
 
     value: Any
     where: str
@@ -35,7 +35,14 @@ class Given:
 def load_config(
     file: Path | None, *, overrides: Iterable[str] = (), flags: Mapping[str, tuple[str, Any]] | None = None
 ) -> RunConfig:
-    """Return the settings of a run.
+    """Return the settings of a run; see `resolve_config`."""
+    return resolve_config(file, overrides=overrides, flags=flags)[0]
+
+
+def resolve_config(
+    file: Path | None, *, overrides: Iterable[str] = (), flags: Mapping[str, tuple[str, Any]] | None = None
+) -> tuple[RunConfig, Mapping[str, Given]]:
+    """Return the settings of a run, and by path those that somebody gave; the others have their defaults.
 
     Args:
         file: YAML file, or None where flags say everything.
@@ -53,7 +60,7 @@ def load_config(
     for path, (flag, value) in (flags or {}).items():
         given[path] = Given(value, flag)
     _require_all(given, file)
-    return _build(given)
+    return _build(given), given
 
 
 def _read_file(file: Path) -> dict[str, Given]:

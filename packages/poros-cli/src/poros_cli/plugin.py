@@ -7,6 +7,7 @@ import click
 from poros.hookspecs import hookimpl
 from poros_cli.commands.bench import bench
 from poros_cli.commands.check import check
+from poros_cli.commands.config import config
 from poros_cli.commands.data import data
 from poros_cli.commands.doctor import doctor
 from poros_cli.commands.new_arch import new_arch
@@ -19,4 +20,4 @@ __all__ = ["poros_register_commands"]
 @hookimpl
 def poros_register_commands() -> list[click.Command]:
     """Return the built-in commands."""
-    return [bench, check, data, doctor, new_arch, quickstart, train]
+    return [bench, check, config, data, doctor, new_arch, quickstart, train]

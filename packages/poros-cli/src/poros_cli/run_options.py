@@ -15,7 +15,7 @@ from poros_cli.config_file import load_config
 from poros_cli.schema import settings
 from poros_data import TRUNCATIONS
 
-__all__ = ["FLAGS", "PLANNED", "POSITIVE", "config_arguments", "config_from", "split_names"]
+__all__ = ["FLAGS", "PLANNED", "POSITIVE", "config_arguments", "config_from", "given_flags", "split_names"]
 
 
 def split_names(
@@ -161,5 +161,9 @@ def config_from(config_file: Path | None, overrides: tuple[str, ...], values: di
         overrides: every ``--set``.
         values: the flags' values by parameter name; None where a flag was not given.
     """
-    given = {f.path: (f.flag, values[f.parameter]) for f in FLAGS if values.get(f.parameter) is not None}
-    return load_config(config_file, overrides=overrides, flags=given)
+    return load_config(config_file, overrides=overrides, flags=given_flags(values))
+
+
+def given_flags(values: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return, by setting, the name and value of every flag that was given."""
+    return {f.path: (f.flag, values[f.parameter]) for f in FLAGS if values.get(f.parameter) is not None}
