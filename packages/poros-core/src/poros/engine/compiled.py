@@ -84,8 +84,9 @@ class CompiledBlock:
         return {name: bound[_template_name(name)] for name, _ in _named_tensors(self._layer)}
 
     def set_training(self, training: bool) -> None:
-        """Switch dropout on or off."""
-        self._layer.train(training)
+        """Switch dropout on or off; every template of the kind asks for the same."""
+        if training != self._layer.training:
+            self._layer.train(training)
 
     def __call__(
         self,

@@ -63,6 +63,7 @@ class BlockTemplate:
         self._region = region
         self._parameters = self._bind_adapters(region)
         self._head_dim = kind.head_dim
+        self._training: bool | None = None
         self._compiled = compiled
         self._arguments = {} if compiled is None else compiled.tensors(self._named_tensors())
 
@@ -107,7 +108,10 @@ class BlockTemplate:
         return self._parameters
 
     def set_training(self, training: bool) -> None:
-        """Switch dropout on or off."""
+        """Switch dropout on or off. Walking the modules takes longer than launching a small visit."""
+        if training == self._training:
+            return
+        self._training = training
         self.module.train(training)
         if self._compiled is not None:
             self._compiled.set_training(training)

@@ -12,6 +12,7 @@ from poros.engine.offload import NUM_RING_ROWS
 from poros.engine.workspace import workspace_elements
 from poros.planning.facts import ModelFacts
 from poros.planning.shape import StepShape
+from poros.planning.working_set import flash_accumulator_bytes
 from poros.settings import Numerics, Plan
 
 __all__ = [
@@ -40,7 +41,8 @@ SMALL_BYTES = 32 * 2**20
 # Rows of the second token table and their projection, as they come and scaled; the norm of it in float32.
 MIXING_ROWS, MIXING_FLOAT32_ROWS = 4, 3
 # What Inductor's kernels hold at their peak over what eager ones hold: they save other intermediates for the backward.
-# From a 7B block of 8 x 512 tokens on an H200 (torch 2.11, 2026-11-30): 1.51 GB against 1.26.
+# From 7B blocks on an H200 (torch 2.11, 2026-11-30): 1.51 GB against 1.26 with 8 x 512 tokens, and with one row of 2048
+# 0.92 against 0.63, where the backward of attention makes the peak instead of the MLP's.
 COMPILED_WORKING_SET = 1.2
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
@@ -82,7 +84,12 @@ def device_terms(
     terms["dequantized matrices"] = elements * facts.compute_bytes
     working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type)
     if numerics.blocks == "compiled":
-        working = int(working * COMPILED_WORKING_SET)
+        working = int(working * COMPILED_WORKING_SET) + flash_accumulator_bytes(
+            shape.micro_batch_size,
+            shape.tokens,
+            heads=facts.num_heads,
+            head_dim=max(kind.head_dim for kind in facts.kinds),
+        )
     # Per-block inputs are made before block 0 runs.
     working = max(working, _mixing_bytes(facts, shape))
     loss = _loss_bytes(facts, numerics, plan, shape)

@@ -32,7 +32,7 @@ from poros.model import MetaModel
 from poros.precision import attention_backend
 from poros.settings import Numerics
 
-__all__ = ["working_set_bytes"]
+__all__ = ["flash_accumulator_bytes", "working_set_bytes"]
 
 # Deterministic flash attention sums the gradient of the queries in as many float32 copies as it takes to occupy every
 # multiprocessor (torch: flash_attn/flash_api.cpp, mha_bwd). An H100's and H200's where no device is at hand.
@@ -52,6 +52,12 @@ def working_set_bytes(
     # Kinds that differ in adapters or constants alone hold the same.
     different = {(kind.layer_type, _linear_shapes(kind)): kind for kind in meta.kinds}
     return max(_simulate(meta, kind, numerics, batch, tokens, device_type) for kind in different.values())
+
+
+def flash_accumulator_bytes(batch: int, tokens: int, *, heads: int, head_dim: int) -> int:
+    """Return what the deterministic backward of flash attention sums the gradient of the queries in."""
+    copies = -(-_multiprocessors() // (batch * heads))
+    return copies * batch * _up(tokens, 128) * heads * _up(head_dim, 32) * FLOAT32_BYTES
 
 
 def _linear_shapes(kind: BlockKind) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -164,8 +170,8 @@ class _FlashAttention(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         query, key, value, _, _ = ctx.saved_tensors  # type: ignore[attr-defined]
         batch, heads, tokens, size = query.shape
-        copies = -(-_multiprocessors() // (batch * heads))
-        accumulated = torch.empty(copies, batch, _up(tokens, 128), heads, _up(size, 32))
+        count = flash_accumulator_bytes(batch, tokens, heads=heads, head_dim=size)
+        accumulated = torch.empty(count, dtype=torch.uint8)
         # Shared keys and values get a gradient per query head first, which is summed afterwards.
         per_head = [value.new_empty(query.shape) for _ in range(2)] if key.shape[1] != heads else []
         result = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
