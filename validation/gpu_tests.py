@@ -1,0 +1,103 @@
+"""Run the GPU tier of test groups side by side and write one receipt: what passed, what failed, what was left out.
+
+Run on a GPU machine, from the repository's root:
+
+    python validation/gpu_tests.py --output validation/receipts
+
+Exit code 0 means that every group ran, passed, and skipped nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from poros.parity.receipts import write_receipt
+
+QWEN, GEMMA = (
+    "packages/poros-arch-qwen/tests/test_parity.py",
+    "packages/poros-arch-gemma/tests/test_parity.py",
+)
+# Group -> what pytest is given. An architecture's gates are a class of its package's test_parity.py.
+GROUPS = {
+    "qwen2": (f"{QWEN}::TestQwen2",),
+    "qwen3": (f"{QWEN}::TestQwen3",),
+    "qwen3_5": (f"{QWEN}::TestQwen3_5",),
+    "gemma3": (f"{GEMMA}::TestGemma3",),
+    "gemma4": (f"{GEMMA}::TestGemma4",),
+    "runs": (
+        "packages/poros-core/tests/test_run_gpu.py",
+        "packages/poros-core/tests/test_engine_steps.py",
+        "packages/poros-core/tests/test_engine_randomness.py",
+        "packages/poros-cli/tests/test_train_command.py",
+        "packages/poros-cli/tests/test_cli_doctor.py",
+    ),
+}
+
+
+def start(group: str, folder: Path) -> subprocess.Popen[str]:
+    """Start pytest on a group; its report goes to ``folder``."""
+    arguments = ("--tier", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={folder / group}.xml")
+    with (folder / f"{group}.log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pytest", *arguments, *GROUPS[group]], stdout=log, stderr=log, text=True
+        )
+
+
+def read(group: str, folder: Path) -> dict[str, Any]:
+    """Return the counts of a finished group and the names of what failed; all zero where it wrote no report."""
+    report = folder / f"{group}.xml"
+    if not report.exists():
+        return {"passed": 0, "failed": ["the group did not finish"], "skipped": 0}
+    cases = list(ET.parse(report).getroot().iter("testcase"))
+    failed = [
+        str(c.get("name")) for c in cases if c.find("failure") is not None or c.find("error") is not None
+    ]
+    skipped = sum(c.find("skipped") is not None for c in cases)
+    return {"passed": len(cases) - len(failed) - skipped, "failed": failed, "skipped": skipped}
+
+
+def main() -> int:
+    """Run the groups, write the receipt, print it last."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("groups", nargs="*", metavar="GROUP", default=list(GROUPS))
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=540, help="for everything (default: 540)")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.seconds
+    results = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        running = {group: start(group, folder) for group in arguments.groups}
+        for group, process in running.items():
+            try:
+                process.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+            results[group] = read(group, folder)
+            print(f"== {group}: {results[group]}", flush=True)
+            if results[group]["failed"]:
+                print((folder / f"{group}.log").read_text()[-4000:], flush=True)
+    measured = {
+        "claim": "tests",
+        "tier": "gpu",
+        "groups": {g: GROUPS[g] for g in results},
+        "results": results,
+    }
+    write_receipt(arguments.output / "tests-gpu.json", torch.device("cuda"), measured)
+    good = all(r["passed"] and not r["failed"] and not r["skipped"] for r in results.values())
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
