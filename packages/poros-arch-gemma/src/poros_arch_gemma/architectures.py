@@ -21,6 +21,7 @@ class Gemma3(DecoderArchitecture):
 
     name: ClassVar[str] = "gemma3"
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
+    packs_rows: ClassVar[bool] = True
     # The vision tower and what joins it to the text model.
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         *DecoderArchitecture.ignored_tensors,

@@ -23,6 +23,7 @@ class Qwen2(DecoderArchitecture):
 
     name: ClassVar[str] = "qwen2"
     model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
+    packs_rows: ClassVar[bool] = True
 
 
 class Qwen3(DecoderArchitecture):
@@ -30,6 +31,7 @@ class Qwen3(DecoderArchitecture):
 
     name: ClassVar[str] = "qwen3"
     model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
+    packs_rows: ClassVar[bool] = True
 
 
 class Qwen3_5(DecoderArchitecture):  # noqa: N801 - the version's dot
@@ -49,6 +51,8 @@ class Qwen3_5(DecoderArchitecture):  # noqa: N801 - the version's dot
         "in_proj_a",
         "out_proj",
     )
+    # The recurrent state and the convolution of its linear attention run on from one sample of a row into the next.
+    packs_rows: ClassVar[bool] = False
     # The vision tower and the head that predicts several tokens at once.
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         *DecoderArchitecture.ignored_tensors,

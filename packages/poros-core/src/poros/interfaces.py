@@ -45,6 +45,9 @@ class MicroBatch(Protocol):
         input_ids: (B, T) int64 on the CPU, right-padded.
         labels: (B, T) int64 on the CPU, aligned with ``input_ids`` (position t holds the token at t, *not*
             shifted), -100 where the token is not supervised. Padding is -100 by position, never by id.
+
+    A micro-batch whose rows hold several samples each also has ``position_ids``, (B, T) int64 on the CPU: they begin at
+    0 again with every sample, and with the padding behind the last one. The architecture must say `packs_rows`.
     """
 
     @property
@@ -168,8 +171,8 @@ class BlockContext:
     """Everything a block needs besides hidden states, for one micro-batch shape. Tensors on the device.
 
     Attributes:
-        position_ids: (1, T) int64.
-        position_embeddings: per layer type, the rotary (cos, sin) tables.
+        position_ids: (1, T) int64; (B, T) where rows are packed.
+        position_embeddings: per layer type, the rotary (cos, sin) tables, (1, T, E) or (B, T, E) each.
         attention_masks: per layer type, a mask tensor or None (None lets SDPA use its causal path).
     """
 
@@ -237,12 +240,15 @@ class Architecture(ABC):
         model_types: the ``model_type`` values of the configs that it serves.
         default_targets: leaf names of the linear layers that LoRA adapts unless the user says otherwise.
         ignored_tensors: regular expressions of file tensors that are known and not needed.
+        packs_rows: samples that stand in one row do not see each other where masks and positions keep them apart:
+            nothing but attention connects positions. A recurrent state or a convolution leaks.
     """
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
     default_targets: ClassVar[tuple[str, ...]]
     ignored_tensors: ClassVar[tuple[str, ...]] = ()
+    packs_rows: ClassVar[bool] = False
 
     def text_config(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Return the text model's config: the nested one of a multimodal wrapper, else ``config`` itself.

@@ -22,6 +22,7 @@ from poros.engine.embedding import check_token_ids
 from poros.engine.graphs import GraphCache
 from poros.engine.loss import RunningLoss
 from poros.engine.offload import HostActivations
+from poros.engine.packed import packed_positions
 from poros.engine.schedule import Loss, Op, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 from poros.engine.static_states import StaticState, StaticStates
 from poros.engine.targets import Targets, count_supervised, make_targets
@@ -55,6 +56,7 @@ class _Pass:
     step: int
     input_ids: list[torch.Tensor]
     shapes: list[tuple[int, int]]
+    positions: list[torch.Tensor | None]
     targets: list[Targets]
     denominator: int
     training: bool
@@ -146,6 +148,7 @@ class Engine:
     def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None) -> _Pass:
         for micro_batch in micro_batches:
             check_token_ids(micro_batch, self.model.num_tokens)
+        positions = [packed_positions(m, self.model.architecture) for m in micro_batches]
         shapes = [(int(m.input_ids.shape[0]), int(m.input_ids.shape[1])) for m in micro_batches]
         self._activations.begin(
             shapes, together=self.plan.order == "block-major", lowest_backward=lowest_backward
@@ -157,6 +160,7 @@ class Engine:
             step=step,
             input_ids=[m.input_ids for m in micro_batches],
             shapes=shapes,
+            positions=[None if p is None else p.to(self.device) for p in positions],
             targets=[make_targets(m.labels, self.device) for m in micro_batches],
             denominator=sum(count_supervised(m) for m in micro_batches),
             training=lowest_backward is not None,
@@ -246,7 +250,7 @@ class Engine:
             template.assert_bound()
 
     def _forward(self, template: BlockTemplate, block: int, micro_batch: int, state: _Pass) -> None:
-        static = self._states.get(state.shapes[micro_batch], template.kind)
+        static = self._states.get(state.shapes[micro_batch], template.kind, state.positions[micro_batch])
         hidden = self._activations.state(block, micro_batch)
         if block == 0:
             self.model.embedding.write(state.input_ids[micro_batch], hidden)
@@ -273,7 +277,7 @@ class Engine:
         if adapted:
             bank.load_gradients(visit.block, self._region)
         for micro_batch in visit.micro_batches:
-            static = self._states.get(state.shapes[micro_batch], template.kind)
+            static = self._states.get(state.shapes[micro_batch], template.kind, state.positions[micro_batch])
             gradient = state.gradients[micro_batch]
             assert gradient is not None
             static.hidden.copy_(self._activations.state(visit.block, micro_batch))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from poros.blocks.kinds import BlockKind
+from poros.engine.packed import PackedContext
 from poros.interfaces import BlockContext, BlockStates
 from poros.model import LoadedModel
 
@@ -46,7 +47,13 @@ class StaticState:
     @property
     def key(self) -> tuple[object, ...]:
         """Changes whenever an address or a shape does."""
-        tensors = (self.hidden, self.gradient, *self.states.values(), *self.state_gradients.values())
+        tensors = (
+            self.hidden,
+            self.gradient,
+            self.context.position_ids,  # stands for all of the context: they are made together
+            *self.states.values(),
+            *self.state_gradients.values(),
+        )
         return (*self.hidden.shape, *(tensor.data_ptr() for tensor in tensors))
 
 
@@ -57,9 +64,18 @@ class StaticStates:
         self._model = model
         self._flat: dict[str, torch.Tensor] = {}
         self._contexts: dict[tuple[int, int], BlockContext] = {}
+        self._packed: dict[tuple[int, int], PackedContext] = {}
 
-    def get(self, shape: tuple[int, int], kind: BlockKind) -> StaticState:
-        """Return the state of a (B, T) shape and a kind; its buffers grow to the largest one asked for."""
+    def get(
+        self, shape: tuple[int, int], kind: BlockKind, positions: torch.Tensor | None = None
+    ) -> StaticState:
+        """Return the state of a (B, T) shape and a kind; its buffers grow to the largest one asked for.
+
+        Args:
+            shape: of the micro-batch.
+            kind: of the block.
+            positions: (B, T) on the device where rows are packed: the context is filled for them.
+        """
         hidden_size = self._model.hidden_size
         states, gradients = {}, {}
         for spec in (*kind.states.reads, *kind.states.writes):
@@ -71,7 +87,7 @@ class StaticStates:
         return StaticState(
             hidden=self._buffer("hidden", (*shape, hidden_size)),
             gradient=self._buffer("hidden gradient", (*shape, hidden_size)),
-            context=self._context(shape),
+            context=self._context(shape) if positions is None else self._packed_context(shape, positions),
             specs=kind.states,
             states=states,
             state_gradients=gradients,
@@ -93,3 +109,12 @@ class StaticStates:
         if len(self._contexts) > MAX_CONTEXTS:
             del self._contexts[next(iter(self._contexts))]
         return context
+
+    def _packed_context(self, shape: tuple[int, int], positions: torch.Tensor) -> BlockContext:
+        packed = self._packed.pop(shape, None)
+        if packed is None:
+            packed = PackedContext(self._context(shape), shape[0])
+        self._packed[shape] = packed  # newest last
+        if len(self._packed) > MAX_CONTEXTS:
+            del self._packed[next(iter(self._packed))]
+        return packed.load(positions)

@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 from poros.bank import StaticRegion
 from poros.determinism import preserved_generator, visit_seed
 from poros.engine.loss import LossHead
+from poros.engine.packed import PackedContext, packed_positions
 from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
 from poros.interfaces import MicroBatch
@@ -80,6 +81,9 @@ def _forward_backward(
         for j, micro_batch in enumerate(micro_batches):
             shape = micro_batch.input_ids.shape
             context = model.make_context(int(shape[0]), int(shape[1]))
+            positions = packed_positions(micro_batch, model.architecture)
+            if positions is not None:
+                context = PackedContext(context, int(shape[0])).load(positions.to(model.device))
             hidden = model.embedding.rows(micro_batch.input_ids)
             table = model.per_block
             inputs = None if table is None else table.inputs(micro_batch.input_ids, hidden)

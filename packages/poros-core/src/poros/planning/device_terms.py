@@ -59,6 +59,9 @@ RESERVED_OVER_ALLOCATED = 1.06
 CONTEXT, WORKSPACES, ROUNDING = "CUDA context and modules", "cuBLAS workspaces", "allocator rounding"
 # Terms that no tensor occupies.
 PROCESS_TERMS = frozenset({CONTEXT, WORKSPACES, ROUNDING})
+# Bytes of boolean masks per pair of positions where rows are packed: one per layer type (there are two at most), the
+# causal one, and who stands in which sample.
+MASKS_OF_PACKED_ROWS = 4
 
 
 def device_terms(
@@ -82,7 +85,7 @@ def device_terms(
     terms |= _state_terms(facts, shape.positions_together(plan.order))
     elements = workspace_elements((kind.dequantized for kind in facts.kinds), per_visit=plan.workspace)
     terms["dequantized matrices"] = elements * facts.compute_bytes
-    working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type)
+    working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type, shape.packed)
     if numerics.blocks == "compiled":
         working = int(working * COMPILED_WORKING_SET) + flash_accumulator_bytes(
             shape.micro_batch_size,
@@ -104,7 +107,8 @@ def device_terms(
         terms["loss chunk"] = loss
     else:
         terms["block working set"] = working
-    terms["masks, tables"] = SMALL_BYTES
+    masks = MASKS_OF_PACKED_ROWS * shape.positions * shape.tokens if shape.packed else 0
+    terms["masks, tables"] = SMALL_BYTES + masks
     if device_type == "cuda":
         terms[ROUNDING] = int(sum(terms.values()) * (RESERVED_OVER_ALLOCATED - 1))
         terms[WORKSPACES] = CUBLAS_WORKSPACE_BYTES

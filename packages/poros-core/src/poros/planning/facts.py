@@ -80,7 +80,7 @@ class ModelFacts:
         per_block_input_width: of one of them.
         per_block_table_bytes: that table.
         per_block_module_weights: elements of the modules that mix its rows in.
-        working_set_bytes: (batch, tokens, device type) -> peak of what a visit allocates.
+        working_set_bytes: (batch, tokens, device type, packed) -> peak of what a visit allocates.
     """
 
     kinds: tuple[KindFacts, ...]
@@ -100,7 +100,7 @@ class ModelFacts:
     per_block_input_width: int
     per_block_table_bytes: int
     per_block_module_weights: int
-    working_set_bytes: Callable[[int, int, str], int]
+    working_set_bytes: Callable[[int, int, str, bool], int]
 
     @property
     def store_bytes(self) -> int:
@@ -150,8 +150,8 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         states_width=sum(written.values()),
         gradients_width=sum(w for name, w in written.items() if meta.state_writers[name] >= lowest),
         **_per_block_facts(meta, numerics),
-        working_set_bytes=lambda batch, tokens, device_type: working_set_bytes(
-            meta, numerics, batch=batch, tokens=tokens, device_type=device_type
+        working_set_bytes=lambda batch, tokens, device_type, packed: working_set_bytes(
+            meta, numerics, batch=batch, tokens=tokens, device_type=device_type, packed=packed
         ),
     )
 

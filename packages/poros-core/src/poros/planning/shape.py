@@ -13,6 +13,7 @@ class StepShape:
 
     Attributes:
         total_positions: of the step, where its micro-batches differ; None where all are as wide as the widest.
+        packed: rows hold several samples, so that every block has a mask.
         num_shapes, num_evaluation_shapes: different (B, T) of the whole run and of its evaluations; each is captured.
     """
 
@@ -20,6 +21,7 @@ class StepShape:
     micro_batch_size: int
     tokens: int
     total_positions: int | None = None
+    packed: bool = False
     num_shapes: int = 1
     num_evaluation_shapes: int = 0
 

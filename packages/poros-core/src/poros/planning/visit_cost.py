@@ -138,7 +138,7 @@ def _attention(
     flops = 2 * square * facts.num_heads * kind.head_dim  # two products, half of them masked
     unit = flops * ATTENTION_SLOWDOWN / rates.matmul_flops_per_second
     forward, backward = ATTENTION_FORWARD * unit, ATTENTION_BACKWARD * unit
-    masked = kind.masked(shape.tokens)
+    masked = shape.packed or kind.masked(shape.tokens)
     backend = attention_backend(
         torch.device(device_type), numerics.compute_dtype, masked=masked, head_dim=kind.head_dim
     )

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind
+from poros.engine.packed import PackedContext
 from poros.engine.template import BlockTemplate
 from poros.engine.workspace import Workspace
 from poros.interfaces import BlockContext
@@ -42,7 +43,7 @@ MAX_SIMULATIONS = 512
 
 
 def working_set_bytes(
-    meta: MetaModel, numerics: Numerics, *, batch: int, tokens: int, device_type: str
+    meta: MetaModel, numerics: Numerics, *, batch: int, tokens: int, device_type: str, packed: bool = False
 ) -> int:
     """Return the peak of what a visit of a (B, T) micro-batch allocates: eager blocks, the largest kind.
 
@@ -51,7 +52,9 @@ def working_set_bytes(
     """
     # Kinds that differ in adapters or constants alone hold the same.
     different = {(kind.layer_type, _linear_shapes(kind)): kind for kind in meta.kinds}
-    return max(_simulate(meta, kind, numerics, batch, tokens, device_type) for kind in different.values())
+    return max(
+        _simulate(meta, kind, numerics, batch, tokens, device_type, packed) for kind in different.values()
+    )
 
 
 def flash_accumulator_bytes(batch: int, tokens: int, *, heads: int, head_dim: int) -> int:
@@ -66,14 +69,26 @@ def _linear_shapes(kind: BlockKind) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 @lru_cache(maxsize=MAX_SIMULATIONS)
 def _simulate(
-    meta: MetaModel, kind: BlockKind, numerics: Numerics, batch: int, tokens: int, device_type: str
+    meta: MetaModel,
+    kind: BlockKind,
+    numerics: Numerics,
+    batch: int,
+    tokens: int,
+    device_type: str,
+    packed: bool,
 ) -> int:
     # Everything runs as on a CPU: autograd would look for the queue of a device that may not be here.
     cpu, target = torch.device("cpu"), torch.device(device_type)
     dtype = numerics.compute_dtype
     # Transformers takes fake tensors for a trace and never leaves a mask out.
     shapes = meta.architecture.context(meta.module, batch=batch, tokens=tokens, device=cpu, dtype=dtype)
+<<<<<<< HEAD
     with meta.architecture.torch_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
+=======
+    if packed:
+        shapes = PackedContext(shapes, batch).context
+    with FakeTensorMode(allow_non_fake_inputs=True):
+>>>>>>> 7ecbdaf (Packed rows: masks and rotary tables by position, per architecture (work in progress))
         template = BlockTemplate(
             kind,
             torch.empty(kind.layout.num_bytes, dtype=torch.uint8),

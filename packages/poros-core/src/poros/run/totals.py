@@ -91,7 +91,10 @@ def survey_steps(
 def shape_of(micro_batches: Sequence[MicroBatch]) -> StepShape:
     """Return the shape of a step, as if every micro-batch were as wide as its widest."""
     rows, tokens = max(micro_batches, key=_positions).input_ids.shape
-    return StepShape(num_micro_batches=len(micro_batches), micro_batch_size=rows, tokens=tokens)
+    packed = any(getattr(batch, "position_ids", None) is not None for batch in micro_batches)
+    return StepShape(
+        num_micro_batches=len(micro_batches), micro_batch_size=rows, tokens=tokens, packed=packed
+    )
 
 
 def _positions(batch: MicroBatch) -> int:

@@ -16,7 +16,7 @@ from poros.interfaces import Architecture, ParityCase
 from poros.parity.gates import Oracles
 from poros.plugins import Registry, load_registry
 from poros.run.formats import make_weight_format
-from poros.testing import block_calls, saving, structure, training
+from poros.testing import block_calls, packing, saving, structure, training
 from poros.testing.subject import CPU, ContractError, Subject, stock_model
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ CLAUSES: Mapping[str, str] = {
     "blocks": "`call_block` equals Transformers' model loop with difference 0.0, on full and on padded rows",
     "head": "norm, head and `logit_softcap` give Transformers' logits",
     "gradients": "every lora_B gets a gradient, and every lora_A once B has moved",
+    "packing": "packed rows give the sum of their losses and gradients, where `packs_rows` says so",
     "repeatability": "the same run twice gives the same bytes",
     "controls": "an engine with a known fault turns the verdict, so the comparison can fail",
     "residency": "streamed equals resident byte for byte under every plan, in both orders",
@@ -50,7 +51,11 @@ STAGES: tuple[Mapping[str, Check], ...] = (
         "blocks": block_calls.check_blocks,
         "head": block_calls.check_head,
     },
-    {"gradients": training.check_gradients, "repeatability": training.check_repeatability},
+    {
+        "gradients": training.check_gradients,
+        "packing": packing.check_packing,
+        "repeatability": training.check_repeatability,
+    },
     {"controls": training.check_controls},
     {
         "residency": training.check_residency,
