@@ -39,6 +39,7 @@ class Plain(DecoderArchitecture):
 
     name: ClassVar[str] = "plain"
     model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
+    packs_rows: ClassVar[bool] = True
 
 
 class Plugin:
@@ -265,3 +266,20 @@ def test_the_error_lists_every_clause_with_its_outcome() -> None:
     assert "embedding: BROKEN. `embedding_scale` is not what Transformers does" in shown
     assert "residency: not examined" in shown
     assert isinstance(caught.value, AssertionError)
+
+
+class Leaking(Plain):
+    """Says that it keeps packed samples apart, and leaves their masks out."""
+
+    def call_block(
+        self, block: torch.nn.Module, hidden: torch.Tensor, context: BlockContext, layer_type: str
+    ) -> torch.Tensor:
+        if int((context.position_ids == 0).sum()) > len(context.position_ids):
+            context = replace(context, attention_masks={layer_type: None})
+        return super().call_block(block, hidden, context, layer_type)
+
+
+def test_samples_of_a_packed_row_that_see_each_other_are_caught() -> None:
+    report = examine(Leaking)
+    assert set(report.broken) == {"packing"}
+    assert "Samples that share a row see each other" in report.broken["packing"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from poros_data import DataError, Row, StepPlan, eval_batches, padding_id
+from poros_data.packing import pack
 
 PAD = 2
 
@@ -247,3 +248,49 @@ def test_weights_are_visits_per_epoch_and_fractions_are_drawn_anew():
 def test_weights_that_leave_an_epoch_empty_are_refused():
     with pytest.raises(DataError, match="weights too small for one"):
         plan(ROWS_23[:2], weights=[0.1, 0.1])
+
+
+def test_packed_rows_stand_behind_each_other_with_positions_of_their_own():
+    rows = [row(3), row(4), row(2)]
+    (batch,) = plan(rows, packed_length=8, order="file", length_bucket=4, micro_batch_size=2).step(0)
+    assert batch.row_ids == (0, 1, 2)
+    assert batch.input_ids.tolist() == [[10, 11, PAD, 10, 11, 12, PAD, PAD], [10, PAD] + [PAD] * 6]
+    assert batch.labels.tolist() == [[-100, 11, PAD, -100, 11, 12, PAD, -100], [-100, PAD] + [-100] * 6]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 1, 2, 3, 4, 5]]
+
+
+def test_without_packing_there_are_no_position_ids():
+    assert all(batch.position_ids is None for batch in plan(ROWS_23).step(0))
+
+
+def test_packing_visits_every_row_once_per_epoch_in_fewer_steps():
+    steps = plan(ROWS_23, packed_length=16, num_epochs=3)
+    assert steps.num_steps < plan(ROWS_23, num_epochs=3).num_steps
+    visited = [i for step in ids_of(steps) for batch in step for i in batch]
+    assert [sorted(visited[start : start + 23]) for start in (0, 23, 46)] == [[*range(23)]] * 3
+    for index in range(steps.num_steps):
+        for batch in steps.step(index):
+            assert batch.input_ids.shape[1] <= 16
+
+
+def test_a_step_of_a_packed_run_does_not_depend_on_which_were_asked_for_before():
+    asked_in_order, asked_backwards = (plan(ROWS_23, packed_length=16, num_epochs=3) for _ in range(2))
+    forward = ids_of(asked_in_order)
+    backward = [
+        [batch.row_ids for batch in asked_backwards.step(index)]
+        for index in reversed(range(asked_backwards.num_steps))
+    ]
+    assert forward == backward[::-1]
+    assert ids_of(plan(ROWS_23, packed_length=16, num_epochs=None, max_steps=4)) == forward[:4]
+
+
+def test_packs_are_filled_well():
+    lengths = [3 + (7 * i) % 29 for i in range(200)]
+    packs = pack(lengths, 64)
+    assert sorted(i for members in packs for i in members) == [*range(200)]
+    assert all(sum(lengths[i] for i in members) <= 64 for members in packs)
+    assert len(packs) <= 1.05 * sum(lengths) / 64 + 1
+
+
+def test_a_row_that_is_longer_than_a_pack_has_one_of_its_own():
+    assert pack([9, 3, 4], 8) == [[0], [1, 2]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poros.checkpoint import prepare_output_folder
-from poros.errors import CheckpointError, explain
+from poros.errors import CheckpointError, ConfigError, explain
 from poros.plugins import Registry
 from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
@@ -65,6 +65,8 @@ def assemble(
     )
     say(_describe(model))
     say(verdict_sentence(model.verdict, device))
+    if config.rows.packing:
+        _require_packing(model)
     tokenizer = load_tokenizer(model.folder)
     rows = _read(config.data, model, tokenizer, config, say)
     for warning in stop_token_warnings(model.folder, tokenizer, rows.report.last_supervised_id):
@@ -84,6 +86,7 @@ def assemble(
         max_steps=config.max_steps,
         order=config.rows.order,
         weights=rows.row_weights,
+        packed_length=config.max_length if config.rows.packing else None,
         **batching,
     )
     settings = RunSettings(
@@ -113,6 +116,7 @@ def assemble(
             "micro_batches": config.micro_batches,
             "order": config.rows.order,
             "weights": list(rows.weights),
+            "packing": config.rows.packing,
         },
     )
     return Assembled(trainer=trainer, model=model, tokenizer=tokenizer, rows=rows)
@@ -150,6 +154,23 @@ def _read(
     for line in dataset.report.lines():
         say(line)
     return dataset
+
+
+def _require_packing(model: OpenModel) -> None:
+    """Refuse to pack rows for a family whose samples would see each other."""
+    architecture = model.meta.architecture
+    if architecture.packs_rows:
+        return
+    types = sorted({architecture.layer_type(model.config, index) for index in range(len(model.meta.blocks))})
+    raise ConfigError(
+        explain(
+            "Cannot pack rows for this model",
+            expected="a family whose blocks keep the samples of a row apart by their positions",
+            got=f"`{architecture.name}` with {' and '.join(f'`{name}`' for name in types)} blocks",
+            where="rows.packing",
+            next_step="Set `rows.packing: false`; `rows.order: length-sorted` saves padding too",
+        )
+    )
 
 
 def _check_vocabulary(dataset: Dataset, vocab_size: int) -> None:

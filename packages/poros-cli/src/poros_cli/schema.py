@@ -58,6 +58,8 @@ FOREIGN = {
     "truncation_side": "rows.truncation",
     "chat_template": "rows.template",
     "group_by_length": "rows.order",
+    "sample_packing": "rows.packing",
+    "pack_sequences": "rows.packing",
     "shuffle": "rows.order",
     "data_weights": "data",
     "dataset_prepared_path": "cache_dir",

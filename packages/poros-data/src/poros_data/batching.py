@@ -29,8 +29,8 @@ class Batch:
         labels: (B, T) int64 on the CPU, not shifted, -100 where not supervised. Padding is -100 by position:
             the padding id may be the end-of-turn token, which real positions do train.
         row_ids: indices into the rows, in order; B of them unless rows are packed.
-        position_ids: (B, T) int64 on the CPU where rows are packed: they begin at 0 again with every row, and with
-            the padding behind the last one. None where each row of the batch is one row of the data.
+        position_ids: (B, T) int64 on the CPU of a run that packs rows: they begin at 0 again with every row, and with
+            the padding behind the last one. None of one that does not.
     """
 
     input_ids: torch.Tensor
@@ -78,6 +78,7 @@ def make_batches(
     micro_batch_size: int,
     length_bucket: int,
     pad_id: int,
+    packed: bool = False,
 ) -> list[Batch]:
     """Return micro-batches of up to ``micro_batch_size`` units, in order.
 
@@ -87,14 +88,18 @@ def make_batches(
         micro_batch_size: B of a full micro-batch.
         length_bucket: T is rounded up to a multiple of this.
         pad_id: id of padded positions.
+        packed: give every batch `Batch.position_ids`, also one whose rows hold one row each: all of a run's batches
+            go through the same kernels.
     """
     return [
-        _pad(rows, units[start : start + micro_batch_size], length_bucket=length_bucket, pad_id=pad_id)
+        _pad(rows, units[start : start + micro_batch_size], length_bucket, pad_id, packed=packed)
         for start in range(0, len(units), micro_batch_size)
     ]
 
 
-def _pad(rows: Sequence[Row], units: Sequence[tuple[int, ...]], *, length_bucket: int, pad_id: int) -> Batch:
+def _pad(
+    rows: Sequence[Row], units: Sequence[tuple[int, ...]], length_bucket: int, pad_id: int, *, packed: bool
+) -> Batch:
     longest = max(sum(len(rows[row].input_ids) for row in unit) for unit in units)
     B, T = len(units), -(-longest // length_bucket) * length_bucket
     input_ids = torch.full((B, T), pad_id, dtype=torch.int64)
@@ -110,4 +115,4 @@ def _pad(rows: Sequence[Row], units: Sequence[tuple[int, ...]], *, length_bucket
             start = end
         position_ids[index, start:] = torch.arange(T - start)
     row_ids = tuple(row for unit in units for row in unit)
-    return Batch(input_ids, labels, row_ids, position_ids if len(row_ids) > B else None)
+    return Batch(input_ids, labels, row_ids, position_ids if packed else None)

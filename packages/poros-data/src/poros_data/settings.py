@@ -26,12 +26,15 @@ class RowSettings:
         template: file with a Jinja chat template to use instead of the tokenizer's own.
         order: ``shuffled`` anew in every epoch; ``length-sorted``: shuffled, then rows of similar length share
             micro-batches, which saves padding; ``file``: as they stand in the data.
+        packing: put rows behind each other in one row of a micro-batch while they fit into ``max_length``, each with
+            positions of its own, so that none sees another. Refused for models whose blocks cannot keep them apart.
     """
 
     truncation: str = "drop"
     repair: bool = False
     template: str | None = None
     order: str = "shuffled"
+    packing: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("truncation", TRUNCATIONS), ("order", ORDERS)):

@@ -128,6 +128,7 @@ class StepPlan:
             micro_batch_size=self._micro_batch_size,
             length_bucket=self._length_bucket,
             pad_id=self._pad_id,
+            packed=self._packed_length is not None,
         )
 
     def _length(self, num_epochs: int | None, max_steps: int | None) -> int:

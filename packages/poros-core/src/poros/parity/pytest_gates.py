@@ -20,9 +20,12 @@ import pytest
 import torch
 
 from poros.determinism import configure
+from poros.errors import UserError
 from poros.interfaces import ParityCase
 from poros.parity import gates
+from poros.parity.case_run import RandomBatch, start_case
 from poros.parity.faults import FAULTS, GRAPH_FAULTS, EngineMaker, delayed_copies, poison_before_refill
+from poros.parity.packing import PACKING_TOLERANCE, packed_and_alone, packing_differences
 from poros.plugins import load_registry
 from poros.settings import ACCUMULATION_ORDERS, Plan
 
@@ -171,6 +174,26 @@ class ParityGates:
         if exact:
             assert found.min_gradient_cosine > MIN_GRADIENT_COSINE, found
             assert found.max_weight_difference <= FLOAT32_TOLERANCE, found
+
+    def test_samples_of_a_packed_row_do_not_see_each_other(
+        self, float32_case: ParityCase, oracles: gates.Oracles
+    ) -> None:
+        """The loss of a packed row is the sum of its samples', its gradients too; a family that leaks refuses it."""
+        case = replace(float32_case, lora={**float32_case.lora, "dropout": 0.0})
+        run = start_case(case, Plan(num_slots=2), oracles.registry, oracles.device)
+        packed, alone = packed_and_alone(int(run.model.config.vocab_size))
+        try:
+            if run.model.architecture.packs_rows:
+                assert max(packing_differences(run, packed, alone)) <= PACKING_TOLERANCE
+                one_row = RandomBatch(packed.input_ids, packed.labels)
+                assert min(packing_differences(run, one_row, alone)) > PACKING_TOLERANCE, (
+                    "the gate cannot fail"
+                )
+            else:
+                with pytest.raises(UserError, match=f"Cannot train on packed rows: .*`{self.architecture}`"):
+                    run.engine.step([packed], 0)
+        finally:
+            run.close()
 
     @pytest.mark.parametrize(
         "make_engine", [delayed_copies, poison_before_refill], ids=["delayed", "poisoned"]

@@ -82,13 +82,9 @@ def _simulate(
     dtype = numerics.compute_dtype
     # Transformers takes fake tensors for a trace and never leaves a mask out.
     shapes = meta.architecture.context(meta.module, batch=batch, tokens=tokens, device=cpu, dtype=dtype)
-<<<<<<< HEAD
-    with meta.architecture.torch_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
-=======
     if packed:
         shapes = PackedContext(shapes, batch).context
-    with FakeTensorMode(allow_non_fake_inputs=True):
->>>>>>> 7ecbdaf (Packed rows: masks and rotary tables by position, per architecture (work in progress))
+    with meta.architecture.torch_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
         template = BlockTemplate(
             kind,
             torch.empty(kind.layout.num_bytes, dtype=torch.uint8),
