@@ -1,4 +1,4 @@
-"""Gemma 3 dense models. What differs in their layers lives in Transformers."""
+"""Gemma 3 dense models, whose differences live in Transformers' layers; Gemma 4 has a module of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from poros.decoder import DecoderArchitecture, Tables, refuse_feature
+from poros_arch_gemma.gemma4 import Gemma4
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["Gemma3"]
+__all__ = ["Gemma3", "Gemma4"]
 
 
 class Gemma3(DecoderArchitecture):

@@ -10,6 +10,7 @@ import torch
 from transformers import Gemma3Config, Gemma3TextConfig
 
 from poros.interfaces import ParityCase
+from poros_arch_gemma.gemma4_cases import GEMMA4_CASES
 
 __all__ = ["PARITY_CASES"]
 
@@ -92,4 +93,5 @@ PARITY_CASES = (
         make_config=_gemma3_wrapper,
         weight_format="bf16_bitwise",
     ),
+    *GEMMA4_CASES,
 )

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from poros import hookimpl
 from poros.interfaces import Architecture, ParityCase
-from poros_arch_gemma.architectures import Gemma3
+from poros_arch_gemma.architectures import Gemma3, Gemma4
 
 __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 
 
 @hookimpl
 def poros_register_architectures() -> Sequence[type[Architecture]]:
-    """Register ``gemma3``."""
-    return (Gemma3,)
+    """Register ``gemma3`` and ``gemma4``."""
+    return (Gemma3, Gemma4)
 
 
 @hookimpl

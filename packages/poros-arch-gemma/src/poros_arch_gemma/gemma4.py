@@ -1,0 +1,239 @@
+"""Gemma 4 dense models: per-layer-type attention shapes, keys and values shared across blocks, per-layer inputs.
+
+Shape letters: B batch, T tokens, D hidden size, K key/value heads, H head dim, L blocks, P size of a per-layer input.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import transformers
+from torch import nn
+
+from poros.decoder import DecoderArchitecture, causal_masks
+from poros.errors import ArchitectureError, explain
+from poros.interfaces import BlockContext, BlockStates, PerBlockInputs, StateSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+__all__ = ["Gemma4"]
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+# Rotary types whose tables do not depend on the length of the sequence at hand.
+SUPPORTED_ROPE_TYPES = ("default", "linear", "proportional")
+
+PER_LAYER_INPUT = "per_layer_input"
+
+# The first version whose layers take shared keys and values as an argument and that Poros runs on.
+SHARING_SINCE = "5.17"
+
+
+class Gemma4(DecoderArchitecture):
+    """Gemma 4 dense: 31B-like, and E2B/E4B with shared keys and values and per-layer inputs.
+
+    A block that computes its own keys and values may be the last of its layer type to do so: later blocks of that type
+    read what it computed. Which block is which is read off the built module, whose attributes are the same in every
+    supported Transformers version.
+
+    Per-layer gates and projections are not adapted by default: they are small next to the attention and the MLP, which
+    every block has. `lora.targets` may name them.
+    """
+
+    name: ClassVar[str] = "gemma4"
+    model_types: ClassVar[tuple[str, ...]] = ("gemma4_text",)
+    # Files repeat keys, values and their norms for blocks that read another block's.
+    ignored_tensors: ClassVar[tuple[str, ...]] = (
+        *DecoderArchitecture.ignored_tensors,
+        r".*\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
+    )
+
+    def check_config(self, config: PreTrainedConfig) -> None:
+        """Refuse experts, bidirectional attention, and sharing that cannot be run; see `Architecture.check_config`."""
+        if config.enable_moe_block:
+            raise _unsupported(
+                config,
+                "a dense model",
+                "a mixture of experts, whose weights are 3-D parameters: neither quantized nor adapted as linear "
+                "layers",
+                "enable_moe_block",
+                "Use Gemma 4 31B, E4B or E2B",
+            )
+        if config.use_bidirectional_attention == "all":
+            raise _unsupported(
+                config, "causal attention", "bidirectional attention", "use_bidirectional_attention"
+            )
+        for layer_type, rope in (config.rope_parameters or {}).items():
+            rope_type = (rope or {}).get("rope_type", "default")
+            if rope_type not in SUPPORTED_ROPE_TYPES:
+                where = f"rope_parameters.{layer_type}.rope_type"
+                raise _unsupported(
+                    config, f"a rotary type among {list(SUPPORTED_ROPE_TYPES)}", f"`{rope_type}`", where
+                )
+        if unknown := sorted(set(config.layer_types) - set(LAYER_TYPES)):
+            raise _unsupported(config, f"layers among {list(LAYER_TYPES)}", unknown, "layer_types")
+        self._check_sharing(config)
+
+    def _check_sharing(self, config: PreTrainedConfig) -> None:
+        shared = int(config.num_kv_shared_layers)
+        if not shared:
+            return
+        first = config.num_hidden_layers - shared
+        if missing := sorted(set(config.layer_types[first:]) - set(config.layer_types[:first])):
+            raise _unsupported(
+                config,
+                "a block of every layer type that computes its own keys and values",
+                f"none of type {missing} among the first {max(first, 0)}",
+                "num_kv_shared_layers",
+            )
+        from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
+
+        if "shared_kv_states" not in inspect.signature(Gemma4TextDecoderLayer.forward).parameters:
+            raise _unsupported(
+                config,
+                f"Transformers {SHARING_SINCE} or newer, whose layers share keys and values without a cache",
+                f"Transformers {transformers.__version__}, which keeps them in the cache that training switches off",
+                "num_kv_shared_layers",
+                f"Run `uv add 'transformers>={SHARING_SINCE}'`",
+            )
+
+    def build(self, config: PreTrainedConfig) -> nn.Module:
+        """Build the model; see `Architecture.build`. Keys and values that no block reads are not handed on."""
+        model = super().build(config)
+        blocks: Any = model.get_submodule(self.parts(config).blocks)
+        attentions = [block.self_attn for block in blocks]
+        read = {attention.layer_type for attention in attentions if attention.is_kv_shared_layer}
+        for attention in attentions:
+            # Transformers marks the last block of every type, readers or not; the mark would make a kind of its own.
+            attention.store_full_length_kv &= attention.layer_type in read
+        return model
+
+    def context(
+        self, model: nn.Module, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> BlockContext:
+        """Build masks and rotary tables per layer type; see `Architecture.context`."""
+        config: PreTrainedConfig = model.config
+        position_ids = torch.arange(tokens, device=device)[None]
+        hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
+        # Inverse frequencies are computed on the CPU, as they are when Transformers loads a model.
+        with torch.device("cpu"):
+            rotary = type(_text_model(model).rotary_emb)(config).to(device)
+        types = sorted(set(config.layer_types))
+        with torch.no_grad():
+            tables = {layer_type: rotary(hidden, position_ids, layer_type) for layer_type in types}
+        return BlockContext(
+            position_ids=position_ids,
+            position_embeddings=tables,
+            attention_masks=causal_masks(config, types, hidden, position_ids),
+        )
+
+    def block_states(self, block: nn.Module) -> BlockStates:
+        """Return the keys and values that a block hands on or reads, as (B, T, K, H)."""
+        attention: Any = block.self_attn
+        heads = attention.config.num_attention_heads // attention.num_key_value_groups
+        specs = tuple(
+            StateSpec(name=name, sizes=(heads, attention.head_dim)) for name in _names(attention.layer_type)
+        )
+        return BlockStates(
+            reads=specs if attention.is_kv_shared_layer else (),
+            writes=specs if attention.store_full_length_kv else (),
+        )
+
+    def per_block_inputs(self, model: nn.Module) -> PerBlockInputs | None:
+        """Return the per-layer embedding, which E2B and E4B have."""
+        text = _text_model(model)
+        size = text.config.hidden_size_per_layer_input
+        if not size:
+            return None
+        prefix = _text_path(model)
+        return PerBlockInputs(
+            spec=StateSpec(name=PER_LAYER_INPUT, sizes=(size,)),
+            table=f"{prefix}.embed_tokens_per_layer",
+            scale=size**0.5,
+            modules=(f"{prefix}.per_layer_model_projection", f"{prefix}.per_layer_projection_norm"),
+        )
+
+    def mix_per_block_inputs(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], hidden: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (B, T, L, P) inputs, by Transformers' own method over the given modules."""
+        text = copy.copy(_text_model(model))
+        text._modules = {**text._modules, **{path.rpartition(".")[2]: m for path, m in modules.items()}}
+        shape = (text.config.num_hidden_layers, text.config.hidden_size_per_layer_input)
+        mixed: torch.Tensor = text.project_per_layer_inputs(hidden, rows.unflatten(-1, shape))
+        return mixed
+
+    def call_block(
+        self, block: nn.Module, hidden: torch.Tensor, context: BlockContext, layer_type: str
+    ) -> torch.Tensor:
+        """Call a layer that reads nothing but hidden states; see `call_block_with_states` for the others."""
+        return self.call_block_with_states(block, hidden, context, layer_type, {})[0]
+
+    def call_block_with_states(
+        self,
+        block: nn.Module,
+        hidden: torch.Tensor,
+        context: BlockContext,
+        layer_type: str,
+        states: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Call one decoder layer without a cache; shared keys and values go through its own dictionary."""
+        attention: Any = block.self_attn
+        names = _names(layer_type)
+        shared: dict[str, tuple[torch.Tensor, ...]] = {}
+        if attention.is_kv_shared_layer:
+            # Transformers keeps them as (B, K, T, H), a transposed view.
+            shared[layer_type] = tuple(states[name].transpose(1, 2) for name in names)
+        output: torch.Tensor = block(
+            hidden,
+            states.get(PER_LAYER_INPUT),
+            shared_kv_states=shared,
+            attention_mask=context.attention_masks[layer_type],
+            position_ids=context.position_ids,
+            position_embeddings=context.position_embeddings[layer_type],
+        )
+        if not attention.store_full_length_kv:
+            return output, {}
+        return output, {
+            name: tensor.transpose(1, 2) for name, tensor in zip(names, shared[layer_type], strict=True)
+        }
+
+    def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the square root of the hidden size, rounded to the storage dtype."""
+        return torch.tensor(config.hidden_size**0.5).to(dtype)
+
+    def logit_softcap(self, config: PreTrainedConfig) -> float | None:
+        """Return the config's final soft-capping value."""
+        return config.final_logit_softcapping
+
+
+def _names(layer_type: str) -> tuple[str, str]:
+    """Return the names of a layer type's shared keys and values."""
+    return f"{layer_type}.key", f"{layer_type}.value"
+
+
+def _text_path(model: nn.Module) -> str:
+    return "model"
+
+
+def _text_model(model: nn.Module) -> Any:
+    return model.get_submodule(_text_path(model))
+
+
+def _unsupported(
+    config: PreTrainedConfig, expected: str, got: object, where: str, next_step: str | None = None
+) -> ArchitectureError:
+    return ArchitectureError(
+        explain(
+            f"Unsupported feature inside `{config.model_type}`",
+            expected=expected,
+            got=got,
+            where=f"config.json, {where}",
+            next_step=next_step,
+        )
+    )
