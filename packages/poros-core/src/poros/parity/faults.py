@@ -19,7 +19,7 @@ from poros.model import LoadedModel
 from poros.parity.case_run import RUN_SEED
 from poros.settings import Plan
 
-__all__ = ["FAULTS", "GRAPH_FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
+__all__ = ["FAULTS", "GRAPH_FAULTS", "STATE_FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
 
 EngineMaker = Callable[[LoadedModel, Plan], Engine]
 
@@ -97,6 +97,21 @@ class SkippedAccumulation(Engine):
             super()._backward(template, visit, state)
         finally:
             template.backward = real_backward  # type: ignore[method-assign]
+
+
+class LostStateGradients(Engine):
+    """Forgets what the readers of a shared state send back: the loss is right, the writer's gradients are not."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        add_gradients = self._pass_states.add_gradients
+
+        def forget(micro_batch: int, static: Any) -> None:
+            for gradient in static.state_gradients.values():
+                gradient.zero_()
+            add_gradients(micro_batch, static)
+
+        self._pass_states.add_gradients = forget  # type: ignore[method-assign]
 
 
 class UnwaitedHostSlots(HostSlots):
@@ -204,6 +219,9 @@ delayed_copies: EngineMaker = _with_slots(HostSlots, DelayedCudaSlots, lazy=True
 GRAPH_FAULTS: dict[str, EngineMaker] = {
     "graph-of-another-slot": lambda model, plan: GraphOfAnotherSlot(model, plan, seed=RUN_SEED),
 }
+
+# Faults of blocks that share states; other families have nothing to lose there.
+STATE_FAULTS: dict[str, EngineMaker] = {"lost-state-gradients": _engine(LostStateGradients)}
 
 FAULTS: dict[str, EngineMaker] = {
     "reversed-sums": _engine(ReversedSums),

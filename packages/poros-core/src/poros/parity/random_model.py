@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -91,11 +92,12 @@ class RandomSource:
         return self._shapes[name]
 
     def load(self, name: str, device: torch.device) -> torch.Tensor:
-        """Return the tensor in bfloat16: weights around zero, biases and norms away from their defaults."""
+        """Return the tensor in bfloat16: weights around zero, biases, norms and scalars away from their defaults."""
         shape = self._shapes[name]
         generator = _generator(self._seed, name, self._device)
         values = torch.randn(shape, generator=generator, device=self._device, dtype=torch.bfloat16)
-        if "norm" in name:
+        # A single number multiplies something whole: around zero it would silence a block.
+        if "norm" in name or math.prod(shape) == 1:
             values = values * NORM_SCALE + (0 if name in self._zero_centred else 1)
         else:
             values = values * (WEIGHT_SCALE if len(shape) > 1 else BIAS_SCALE)

@@ -70,6 +70,8 @@ def dense_model(run: CaseRun) -> nn.Module:
     state[f"{meta.parts.head}.weight"] = torch.cat(model.head.chunks).to(model.device, dtype)
     for name, parameter in model.head.norm.named_parameters():
         state[f"{meta.parts.final_norm}.{name}"] = parameter.to(dtype)
+    if model.per_block is not None:
+        state |= {name: tensor.to(model.device, dtype) for name, tensor in model.per_block.tensors().items()}
     dense.load_state_dict(state, strict=True, assign=True)
     _restore_buffers(dense, model.device)
     return dense.requires_grad_(False)

@@ -1,0 +1,106 @@
+"""What of Gemma 4 is refused, what LoRA reaches, and what is counted."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.gemma4 import modeling_gemma4
+
+from poros.errors import ArchitectureError, UserError
+from poros.model import MetaModel, make_meta_model
+from poros.parity.case_run import RandomBatch, start_case
+from poros.planning.prediction import StepShape, predict
+from poros.plugins import load_registry
+from poros.settings import LoraSettings, Numerics, Plan
+from poros_arch_gemma.architectures import Gemma4
+from poros_arch_gemma.gemma4_cases import GEMMA4_CASES, gemma4_dense, gemma4_shared
+
+
+def meta_model(config: Any, lora: LoraSettings | None = None) -> MetaModel:
+    registry = load_registry()
+    return make_meta_model(
+        architecture=Gemma4(),
+        config=config,
+        weight_format=registry.weight_formats["nf4"].value(),
+        lora=lora or LoraSettings(rank=4),
+        numerics=Numerics(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8},
+            "mixture",
+        ),
+        ({"use_bidirectional_attention": "all"}, "bidirectional"),
+        ({"num_kv_shared_layers": 4}, "full_attention"),
+        ({"num_kv_shared_layers": 6}, "computes its own keys and values"),
+    ],
+    ids=["experts", "bidirectional", "no-full-writer", "no-writer"],
+)
+def test_what_is_not_supported_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArchitectureError, match=words):
+        Gemma4().check_config(gemma4_shared(**changes))
+
+
+def test_sharing_that_lives_in_the_cache_is_refused_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forward(self: Any, hidden_states: Any, past_key_values: Any = None) -> None: ...
+
+    monkeypatch.setattr(modeling_gemma4.Gemma4TextDecoderLayer, "forward", forward)
+    with pytest.raises(ArchitectureError, match=r"5\.17.*got Transformers \d+\.\d+"):
+        Gemma4().check_config(gemma4_shared())
+    Gemma4().check_config(gemma4_dense())
+
+
+def test_default_targets_reach_every_block() -> None:
+    for config in (gemma4_dense(), gemma4_shared()):
+        meta = meta_model(config)
+        assert all(kind.adapter.tensors for kind in meta.kinds)
+
+
+def test_per_layer_projections_are_adapted_where_they_are_named() -> None:
+    targets = ("per_layer_input_gate", "per_layer_projection")
+    meta = meta_model(gemma4_shared(), LoraSettings(rank=4, targets=targets))
+    paths = {tensor.path for kind in meta.kinds for tensor in kind.adapter.tensors}
+    assert paths == set(targets)
+
+
+def test_the_second_table_is_host_memory_and_counted_by_itself() -> None:
+    meta = meta_model(gemma4_shared())
+    shape = StepShape(num_micro_batches=2, micro_batch_size=1, tokens=8)
+    prediction = predict(meta, numerics=Numerics(), plan=Plan(num_slots=2), shape=shape, device_type="cpu")
+    assert prediction.host["per-block table"] == 131 * 6 * 12 * 2
+    assert prediction.device["per-block input modules"] == (6 * 12 * 48 + 12) * 2
+    assert prediction.device["per-block inputs"] == 2 * 8 * 6 * 12 * 2
+    # Keys and values of two layer types and their gradients: (16 + 32) elements each, one head.
+    assert prediction.device["states shared by blocks"] == 2 * 8 * 4 * (16 + 32) * 2
+    assert "per-block table" not in prediction.device
+
+
+def test_a_dense_model_has_none_of_these_terms() -> None:
+    shape = StepShape(num_micro_batches=2, micro_batch_size=1, tokens=8)
+    prediction = predict(
+        meta_model(gemma4_dense()),
+        numerics=Numerics(),
+        plan=Plan(num_slots=2),
+        shape=shape,
+        device_type="cpu",
+    )
+    assert not [
+        term for term in (*prediction.device, *prediction.host) if "per-block" in term or "shared" in term
+    ]
+
+
+def test_a_token_that_the_second_table_lacks_is_refused_on_the_host() -> None:
+    case = GEMMA4_CASES[2]
+    run = start_case(case, Plan(num_slots=2), load_registry(), torch.device("cpu"))
+    assert run.model.per_block is not None
+    run.model.per_block.embedding.table = run.model.per_block.embedding.table[:100]
+    ids = torch.tensor([[1, 120, 3]])
+    with pytest.raises(UserError, match="ids from 0 to 99"):
+        run.engine.evaluate([RandomBatch(ids, ids)])
+    run.close()
