@@ -58,7 +58,6 @@ def test_a_loop_over_blocks_is_the_model_loop(
     config: Any = model.config
     context = architecture.context(model, batch=BATCH, tokens=TOKENS, device=CPU, dtype=dtype)
     scale = architecture.embedding_scale(config, dtype)
-    assert scale is not None
     with torch.no_grad():
         hidden = model.get_submodule("model.embed_tokens").weight[input_ids] * scale  # type: ignore[index, operator]
         inputs = per_layer_inputs(model, input_ids, hidden)

@@ -23,10 +23,11 @@ STREAMED = Plan(num_slots=2)
 
 WRITERS = (1, 2)
 
-# Relative, of a whole tensor in float32: 3.2e-6 was the largest found (x86-64 CPU, torch 2.15, transformers 5.24).
-GRADIENT_TOLERANCE = 3e-5
-# A writer that its readers send nothing is further off than this in every tensor.
-LOST_GRADIENT = 1e-2
+# Distance over length of a whole float32 tensor: 8.3e-7 is the largest found, of two implementations that round in
+# different places (x86-64 CPU, torch 2.15, transformers 5.24, peft 0.21.2, 2026-11-30).
+GRADIENT_TOLERANCE = 1e-5
+# The same where readers send nothing: 0.40 is the smallest found.
+LOST_GRADIENT = 0.1
 
 
 @pytest.fixture(scope="module")

@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import transformers
 from torch import nn
 
-from poros.decoder import DecoderArchitecture, causal_masks
-from poros.errors import ArchitectureError, explain
+from poros.decoder import DecoderArchitecture, Tables, refuse_feature
 from poros.interfaces import BlockContext, BlockStates, PerBlockInputs, StateSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 __all__ = ["Gemma4"]
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-# Rotary types whose tables do not depend on the length of the sequence at hand.
-SUPPORTED_ROPE_TYPES = ("default", "linear", "proportional")
 
 PER_LAYER_INPUT = "per_layer_input"
 
@@ -46,60 +40,59 @@ class Gemma4(DecoderArchitecture):
     """
 
     name: ClassVar[str] = "gemma4"
-    model_types: ClassVar[tuple[str, ...]] = ("gemma4_text",)
-    # Files repeat keys, values and their norms for blocks that read another block's.
+    model_types: ClassVar[tuple[str, ...]] = ("gemma4_text", "gemma4")
+    rope_types: ClassVar[tuple[str, ...]] = ("default", "linear", "proportional")
+    # The towers and what joins them to the text model; the keys, values and norms that files repeat for blocks which
+    # read another block's.
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         *DecoderArchitecture.ignored_tensors,
-        r".*\.layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
+        r"(model\.)?(vision|audio)_tower\..*",
+        r"(model\.)?embed_(vision|audio)\..*",
+        r"(model\.)?(language_model\.)?(model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
     )
 
     def check_config(self, config: PreTrainedConfig) -> None:
-        """Refuse experts, bidirectional attention, and sharing that cannot be run; see `Architecture.check_config`."""
-        if config.enable_moe_block:
-            raise _unsupported(
+        """Refuse experts and sharing that cannot be run, besides what the base refuses."""
+        super().check_config(config)
+        text = self.text_config(config)
+        if text.enable_moe_block:
+            raise refuse_feature(
                 config,
-                "a dense model",
-                "a mixture of experts, whose weights are 3-D parameters: neither quantized nor adapted as linear "
-                "layers",
-                "enable_moe_block",
-                "Use Gemma 4 31B, E4B or E2B",
+                expected="a dense model",
+                got="mixture of experts",
+                where="enable_moe_block",
+                next_step="Use Gemma 4 31B, E4B or E2B: experts are 3-D parameters, neither quantized nor adapted as "
+                "linear layers",
             )
-        if config.use_bidirectional_attention == "all":
-            raise _unsupported(
-                config, "causal attention", "bidirectional attention", "use_bidirectional_attention"
-            )
-        for layer_type, rope in (config.rope_parameters or {}).items():
-            rope_type = (rope or {}).get("rope_type", "default")
-            if rope_type not in SUPPORTED_ROPE_TYPES:
-                where = f"rope_parameters.{layer_type}.rope_type"
-                raise _unsupported(
-                    config, f"a rotary type among {list(SUPPORTED_ROPE_TYPES)}", f"`{rope_type}`", where
-                )
-        if unknown := sorted(set(config.layer_types) - set(LAYER_TYPES)):
-            raise _unsupported(config, f"layers among {list(LAYER_TYPES)}", unknown, "layer_types")
-        self._check_sharing(config)
+        if text.num_kv_shared_layers:
+            self._check_sharing(config, text)
 
-    def _check_sharing(self, config: PreTrainedConfig) -> None:
-        shared = int(config.num_kv_shared_layers)
-        if not shared:
-            return
-        first = config.num_hidden_layers - shared
-        if missing := sorted(set(config.layer_types[first:]) - set(config.layer_types[:first])):
-            raise _unsupported(
+    def _check_direction(self, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+        # "vision" lets image tokens see each other; there are none here.
+        if text.use_bidirectional_attention != "vision":
+            super()._check_direction(config, text)
+
+    def _check_sharing(self, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+        first = max(text.num_hidden_layers - text.num_kv_shared_layers, 0)
+        if missing := sorted(set(text.layer_types[first:]) - set(text.layer_types[:first])):
+            raise refuse_feature(
                 config,
-                "a block of every layer type that computes its own keys and values",
-                f"none of type {missing} among the first {max(first, 0)}",
-                "num_kv_shared_layers",
+                expected="a block of every layer type that computes its own keys and values",
+                got=f"none of {missing} among the first {first}",
+                where="num_kv_shared_layers",
+                next_step="Use a model as its authors published it; draft models that read another model's keys and "
+                "values cannot be trained alone",
             )
         from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
 
         if "shared_kv_states" not in inspect.signature(Gemma4TextDecoderLayer.forward).parameters:
-            raise _unsupported(
+            raise refuse_feature(
                 config,
-                f"Transformers {SHARING_SINCE} or newer, whose layers share keys and values without a cache",
-                f"Transformers {transformers.__version__}, which keeps them in the cache that training switches off",
-                "num_kv_shared_layers",
-                f"Run `uv add 'transformers>={SHARING_SINCE}'`",
+                expected=f"Transformers {SHARING_SINCE} or newer, whose layers share keys and values without a cache",
+                got=f"Transformers {transformers.__version__}",
+                where="num_kv_shared_layers",
+                next_step=f"Run `uv add 'transformers>={SHARING_SINCE}'`: this one keeps them in the cache, which "
+                "training switches off",
             )
 
     def build(self, config: PreTrainedConfig) -> nn.Module:
@@ -113,24 +106,11 @@ class Gemma4(DecoderArchitecture):
             attention.store_full_length_kv &= attention.layer_type in read
         return model
 
-    def context(
-        self, model: nn.Module, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
-    ) -> BlockContext:
-        """Build masks and rotary tables per layer type; see `Architecture.context`."""
-        config: PreTrainedConfig = model.config
-        position_ids = torch.arange(tokens, device=device)[None]
-        hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
-        # Inverse frequencies are computed on the CPU, as they are when Transformers loads a model.
-        with torch.device("cpu"):
-            rotary = type(_text_model(model).rotary_emb)(config).to(device)
-        types = sorted(set(config.layer_types))
-        with torch.no_grad():
-            tables = {layer_type: rotary(hidden, position_ids, layer_type) for layer_type in types}
-        return BlockContext(
-            position_ids=position_ids,
-            position_embeddings=tables,
-            attention_masks=causal_masks(config, types, hidden, position_ids),
-        )
+    def rotary_tables(
+        self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor, types: Collection[str]
+    ) -> Tables:
+        """Return a table per layer type: sliding and full layers have bases and head sizes of their own."""
+        return {layer_type: rotary(hidden, position_ids, layer_type) for layer_type in types}
 
     def block_states(self, block: nn.Module) -> BlockStates:
         """Return the keys and values that a block hands on or reads, as (B, T, K, H)."""
@@ -146,23 +126,21 @@ class Gemma4(DecoderArchitecture):
 
     def per_block_inputs(self, model: nn.Module) -> PerBlockInputs | None:
         """Return the per-layer embedding, which E2B and E4B have."""
-        text = _text_model(model)
-        size = text.config.hidden_size_per_layer_input
+        size = model.config.hidden_size_per_layer_input
         if not size:
             return None
-        prefix = _text_path(model)
         return PerBlockInputs(
             spec=StateSpec(name=PER_LAYER_INPUT, sizes=(size,)),
-            table=f"{prefix}.embed_tokens_per_layer",
+            table="model.embed_tokens_per_layer",
             scale=size**0.5,
-            modules=(f"{prefix}.per_layer_model_projection", f"{prefix}.per_layer_projection_norm"),
+            modules=("model.per_layer_model_projection", "model.per_layer_projection_norm"),
         )
 
     def mix_per_block_inputs(
         self, model: nn.Module, modules: Mapping[str, nn.Module], hidden: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         """Return (B, T, L, P) inputs, by Transformers' own method over the given modules."""
-        text = copy.copy(_text_model(model))
+        text: Any = copy.copy(model.get_submodule("model"))
         text._modules = {**text._modules, **{path.rpartition(".")[2]: m for path, m in modules.items()}}
         shape = (text.config.num_hidden_layers, text.config.hidden_size_per_layer_input)
         mixed: torch.Tensor = text.project_per_layer_inputs(hidden, rows.unflatten(-1, shape))
@@ -203,37 +181,15 @@ class Gemma4(DecoderArchitecture):
             name: tensor.transpose(1, 2) for name, tensor in zip(names, shared[layer_type], strict=True)
         }
 
-    def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the square root of the hidden size, rounded to the storage dtype."""
+    def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor:
+        """Return the square root of the hidden size; see `Architecture.embedding_scale`."""
         return torch.tensor(config.hidden_size**0.5).to(dtype)
 
     def logit_softcap(self, config: PreTrainedConfig) -> float | None:
-        """Return the config's final soft-capping value."""
+        """Return the config's value; see `Architecture.logit_softcap`."""
         return config.final_logit_softcapping
 
 
 def _names(layer_type: str) -> tuple[str, str]:
     """Return the names of a layer type's shared keys and values."""
     return f"{layer_type}.key", f"{layer_type}.value"
-
-
-def _text_path(model: nn.Module) -> str:
-    return "model"
-
-
-def _text_model(model: nn.Module) -> Any:
-    return model.get_submodule(_text_path(model))
-
-
-def _unsupported(
-    config: PreTrainedConfig, expected: str, got: object, where: str, next_step: str | None = None
-) -> ArchitectureError:
-    return ArchitectureError(
-        explain(
-            f"Unsupported feature inside `{config.model_type}`",
-            expected=expected,
-            got=got,
-            where=f"config.json, {where}",
-            next_step=next_step,
-        )
-    )

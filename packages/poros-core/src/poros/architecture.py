@@ -28,6 +28,8 @@ OFFERED_ELSEWHERE = {
     "qwen3_5_text": "poros-arch-qwen",
     "gemma3": "poros-arch-gemma",
     "gemma3_text": "poros-arch-gemma",
+    "gemma4": "poros-arch-gemma",
+    "gemma4_text": "poros-arch-gemma",
 }
 
 # Config fields that say whether attention may look ahead, and the values under which text does not.

@@ -222,7 +222,7 @@ class PerBlockInputs:
         spec: name and sizes, (P,), of what one block reads.
         table: path of the (V, L * P) embedding. Like the first one it stays in host memory while blocks are streamed:
             rows are gathered there and copied.
-        scale: factor of its rows, rounded to the storage dtype before it multiplies; None for none.
+        scale: factor of its rows, rounded to the compute dtype before it multiplies; None for none.
         modules: paths of the frozen modules that mix the rows in. They stay on the device in the compute dtype.
     """
 

@@ -406,7 +406,7 @@ def _per_block(
     if declared is None:
         return None
     where = device if is_resident else torch.device("cpu")
-    scale = None if declared.scale is None else torch.tensor(declared.scale).to(numerics.storage_dtype)
+    scale = None if declared.scale is None else torch.tensor(declared.scale).to(numerics.compute_dtype)
     table = Embedding(load(f"{declared.table}.weight", where), device, numerics.compute_dtype, scale)
     modules = {
         path: _load_module(meta, path, load, device).to(numerics.compute_dtype) for path in declared.modules
