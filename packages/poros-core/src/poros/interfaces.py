@@ -377,6 +377,8 @@ class ParityCase:
         length_bucket, loss_chunk_positions, loss_chunk_vocabulary: numerics; small, so that tiny rows need padding and
             several chunks.
         blocks: ``eager`` or ``compiled``.
+        weight_factors: multiplies every random tensor whose name ends so, where a family's trained weights are far from
+            the usual ones.
     """
 
     name: str
@@ -391,3 +393,4 @@ class ParityCase:
     loss_chunk_positions: int = 5
     loss_chunk_vocabulary: int = 24
     blocks: str = "eager"
+    weight_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

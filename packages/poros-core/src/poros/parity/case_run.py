@@ -5,7 +5,7 @@ Shape letters: B batch, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,12 +115,14 @@ def case_meta(case: ParityCase, registry: Registry) -> tuple[MetaModel, WeightFo
     return meta, weight_format
 
 
-def case_source(meta: MetaModel, device: torch.device) -> RandomSource:
-    """Return the case's random checkpoint."""
+def case_source(
+    meta: MetaModel, device: torch.device, factors: Mapping[str, float] | None = None
+) -> RandomSource:
+    """Return a case's random checkpoint; ``factors`` are the case's `weight_factors`."""
     module = meta.architecture.build(meta.config)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     names = {name: shapes[name] for name in meta.tensor_names}
-    return RandomSource(names, MODEL_SEED, device, zero_centred_norms(module))
+    return RandomSource(names, MODEL_SEED, device, zero_centred_norms(module), factors)
 
 
 def start_case(
@@ -142,7 +144,7 @@ def start_case(
     meta, weight_format = case_meta(case, registry)
     model = load_model(
         meta,
-        source=case_source(meta, device),
+        source=case_source(meta, device, case.weight_factors),
         weight_format=weight_format,
         numerics=case_numerics(case),
         plan=plan,

@@ -66,6 +66,7 @@ class RandomSource:
         seed: of the whole model.
         device: where values are drawn; CPU and GPU generators give different numbers, one device always the same.
         zero_centred: names of norm weights that are added to one; see `zero_centred_norms`.
+        factors: multiplies every tensor whose name ends so.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class RandomSource:
         seed: int,
         device: torch.device,
         zero_centred: Collection[str] = (),
+        factors: Mapping[str, float] | None = None,
     ) -> None:
+        self._factors = dict(factors or {})
         self._zero_centred = frozenset(zero_centred)
         self._shapes = dict(shapes)
         self._seed = seed
         self._device = device
-        self.fingerprint = f"random-{seed}-{device.type}"
+        self.fingerprint = f"random-{seed}-{device.type}-{sorted(self._factors.items())}"
 
     def names(self) -> Sequence[str]:
         """See `TensorSource.names`."""
@@ -101,6 +104,9 @@ class RandomSource:
             values = values * NORM_SCALE + (0 if name in self._zero_centred else 1)
         else:
             values = values * (WEIGHT_SCALE if len(shape) > 1 else BIAS_SCALE)
+        for ending, factor in self._factors.items():
+            if name.endswith(ending):
+                values = values * factor
         return values.to(device)
 
 
