@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.models.gemma4 import modeling_gemma4
 
+from poros.architecture import blockwise_arch_check
 from poros.errors import ArchitectureError, UserError
 from poros.model import MetaModel, make_meta_model
 from poros.parity.case_run import RandomBatch, start_case
@@ -14,6 +15,7 @@ from poros.plugins import load_registry
 from poros.settings import LoraSettings, Numerics, Plan
 from poros_arch_gemma.architectures import Gemma4
 from poros_arch_gemma.gemma4_cases import GEMMA4_CASES, gemma4_dense, gemma4_shared
+from poros_arch_gemma.gemma4_shapes import gemma4_real_config
 
 
 def meta_model(config: Any, lora: LoraSettings | None = None) -> MetaModel:
@@ -42,7 +44,12 @@ def meta_model(config: Any, lora: LoraSettings | None = None) -> MetaModel:
 )
 def test_what_is_not_supported_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ArchitectureError, match=words):
-        Gemma4().check_config(gemma4_shared(**changes))
+        blockwise_arch_check(gemma4_shared(**changes), load_registry())
+
+
+def test_image_tokens_that_see_each_other_are_no_reason_to_refuse() -> None:
+    config = gemma4_dense(use_bidirectional_attention="vision")
+    assert blockwise_arch_check(config, load_registry()).status == "validated"
 
 
 def test_sharing_that_lives_in_the_cache_is_refused_with_both_versions(
@@ -79,6 +86,22 @@ def test_the_second_table_is_host_memory_and_counted_by_itself() -> None:
     # Keys and values of two layer types and their gradients: (16 + 32) elements each, one head.
     assert prediction.device["states shared by blocks"] == 2 * 8 * 4 * (16 + 32) * 2
     assert "per-block table" not in prediction.device
+
+
+def test_an_e2b_keeps_its_large_table_off_an_8_gb_card() -> None:
+    """One period of own and one of shared blocks at real sizes, counted on the meta device."""
+    meta = meta_model(gemma4_real_config("gemma-4-e2b", num_blocks=10))
+    shape = StepShape(num_micro_batches=4, micro_batch_size=1, tokens=512)
+    prediction = predict(meta, numerics=Numerics(), plan=Plan(num_slots=2), shape=shape)
+    assert prediction.host["per-block table"] == 262144 * 10 * 256 * 2
+    assert [len(kind.blocks) for kind in meta.kinds] == [3, 1, 1, 4, 1]
+
+
+def test_a_31b_has_two_kinds_of_blocks_and_its_full_ones_no_v_proj() -> None:
+    meta = meta_model(gemma4_real_config("gemma-4-31b", num_blocks=6))
+    assert [kind.blocks for kind in meta.kinds] == [(0, 1, 2, 3, 4), (5,)]
+    assert [kind.head_dim for kind in meta.kinds] == [256, 512]
+    assert "self_attn.v_proj" not in {tensor.path for tensor in meta.kinds[1].adapter.tensors}
 
 
 def test_a_dense_model_has_none_of_these_terms() -> None:

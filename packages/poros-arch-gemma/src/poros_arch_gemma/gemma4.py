@@ -67,11 +67,6 @@ class Gemma4(DecoderArchitecture):
         if text.num_kv_shared_layers:
             self._check_sharing(config, text)
 
-    def _check_direction(self, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
-        # "vision" lets image tokens see each other; there are none here.
-        if text.use_bidirectional_attention != "vision":
-            super()._check_direction(config, text)
-
     def _check_sharing(self, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
         first = max(text.num_hidden_layers - text.num_kv_shared_layers, 0)
         if missing := sorted(set(text.layer_types[first:]) - set(text.layer_types[:first])):

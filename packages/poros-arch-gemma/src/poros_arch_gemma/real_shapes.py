@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import Gemma3TextConfig, PreTrainedConfig
 
+from poros_arch_gemma.gemma4_shapes import GEMMA4_SHAPES, gemma4_real_config
+
 __all__ = ["REAL_SHAPES", "real_config"]
 
 # Five sliding blocks, then a full one: Transformers' default where no layer types are given.
@@ -50,7 +52,9 @@ REAL_SHAPES: Mapping[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = Mappi
 
 
 def real_config(name: str, num_blocks: int | None = None) -> PreTrainedConfig:
-    """Return the config of `REAL_SHAPES` ``name``, cut to ``num_blocks`` decoder layers if given."""
+    """Return the config of `REAL_SHAPES` or `GEMMA4_SHAPES` ``name``, cut to ``num_blocks`` layers if given."""
+    if name in GEMMA4_SHAPES:
+        return gemma4_real_config(name, num_blocks)
     config_class, values = REAL_SHAPES[name]
     if num_blocks is not None:
         values = values | {"num_hidden_layers": num_blocks}

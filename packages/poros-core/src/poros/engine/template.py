@@ -58,7 +58,9 @@ class BlockTemplate:
         self._compute_dtype = compute_dtype
         self._device = buffer.device
         self._buffer = buffer
-        self.module = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
+        # Meta buffers need no copies either: the bound ones take their places.
+        kept = (*shared, *kind.prototype.buffers())
+        self.module = copy.deepcopy(kind.prototype, {id(value): value for value in kept})
         self._bind_frozen(workspace)
         self._region = region
         self._parameters = self._bind_adapters(region)

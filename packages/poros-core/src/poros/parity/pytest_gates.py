@@ -57,7 +57,6 @@ class ParityGates:
         repeated: endings of the names of cases that also go through the gates that start processes or inject timing.
         bfloat16_gradient_cosine: smallest cosine of a first gradient with the unpatched loop's in 16 bits.
         compiled_on_cpu: whether the CPU tier compiles blocks too; it takes half a minute for each block kind.
-        bfloat16_gradient_cosine: least cosine of first gradients with the unpatched loop in 16 bits.
     """
 
     architecture: ClassVar[str]
@@ -65,7 +64,6 @@ class ParityGates:
     repeated: ClassVar[tuple[str, ...]] = ("-nf4-float32", "-nf4-sparse-dropout")
     bfloat16_gradient_cosine: ClassVar[float] = BFLOAT16_GRADIENT_COSINE
     compiled_on_cpu: ClassVar[bool] = False
-    bfloat16_gradient_cosine: ClassVar[float] = BFLOAT16_GRADIENT_COSINE
 
     @classmethod
     def cases(cls) -> list[ParityCase]:
