@@ -1,1 +1,1 @@
-"""Gemma 3 architectures for Poros."""
+"""Gemma 3 and Gemma 4 dense architectures for Poros."""

@@ -121,7 +121,8 @@ class Gemma4(DecoderArchitecture):
 
     def per_block_inputs(self, model: nn.Module) -> PerBlockInputs | None:
         """Return the per-layer embedding, which E2B and E4B have."""
-        size = model.config.hidden_size_per_layer_input
+        config: Any = model.config
+        size = config.hidden_size_per_layer_input
         if not size:
             return None
         return PerBlockInputs(
