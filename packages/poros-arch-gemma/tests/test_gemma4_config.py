@@ -1,5 +1,7 @@
 """What of Gemma 4 is refused, what LoRA reaches, and what is counted."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from transformers.models.gemma4 import modeling_gemma4
 
 from poros.architecture import blockwise_arch_check
+from poros.checkpoint import load_config
+from poros.effective_config import config_notes, effective_config
 from poros.errors import ArchitectureError, UserError
 from poros.model import MetaModel, make_meta_model
 from poros.parity.case_run import RandomBatch, start_case
@@ -127,3 +131,24 @@ def test_a_token_that_the_second_table_lacks_is_refused_on_the_host() -> None:
     with pytest.raises(UserError, match="ids from 0 to 99"):
         run.engine.evaluate([RandomBatch(ids, ids)])
     run.close()
+
+
+def test_a_published_config_raises_no_note(tmp_path: Path) -> None:
+    """Sizes of full layers are stated under names that the class does not declare, and differ between layers."""
+    config = gemma4_real_config("gemma-4-e2b")
+    stated = {
+        **{
+            key: value
+            for key, value in config.to_dict().items()
+            if key not in ("per_layer_config", "output_attentions")
+        },
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_key_value_heads": 1,
+        "num_global_key_value_heads": None,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    loaded = load_config(tmp_path)
+    architecture = Gemma4()
+    effective = effective_config(loaded, architecture, architecture.parts(loaded))
+    assert config_notes(stated, loaded, effective) == ()

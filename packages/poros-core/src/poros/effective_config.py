@@ -138,6 +138,7 @@ def _field_notes(stated: Mapping[str, Any], text: PreTrainedConfig) -> Iterator[
     """Compare plain fields with what became of them, and name keys that the class does not have."""
     fields = set(getattr(type(text), "__dataclass_fields__", vars(text)))
     names = dict(getattr(text, "attribute_map", {}))
+    varying = getattr(text, "per_layer_attributes", None) or ()
     unknown = []
     for key, value in stated.items():
         own = names.get(key, key)
@@ -152,6 +153,8 @@ def _field_notes(stated: Mapping[str, Any], text: PreTrainedConfig) -> Iterator[
             if value is not None and not _changes(text, stated, key):
                 unknown.append(key)
             continue
+        if own in varying:  # no single value is in effect, and reading one raises
+            continue
         found = getattr(text, own)
         if isinstance(value, bool | int | float | str) and found != value:
             yield f"config.json states `{key}` {value!r}; in effect is {found!r}."
@@ -164,8 +167,17 @@ def _field_notes(stated: Mapping[str, Any], text: PreTrainedConfig) -> Iterator[
 
 
 def _changes(text: PreTrainedConfig, stated: Mapping[str, Any], key: str) -> bool:
-    """Whether an undeclared key changes a declared field, as the old names of fields do."""
-    without = {name: value for name, value in stated.items() if name != key}
-    other = type(text).from_dict(without).to_dict()
+    """Whether an undeclared key changes a declared field, as the old names of fields do.
+
+    A number is also doubled: left out, it may be replaced by an equal default.
+    """
+    variants = [{name: value for name, value in stated.items() if name != key}]
+    if isinstance(value := stated[key], int | float):
+        variants.append({**stated, key: value * 2})
     mine = type(text).from_dict(dict(stated)).to_dict()
-    return any(mine.get(name) != value for name, value in other.items() if name != key)
+    return any(
+        mine.get(name) != value
+        for variant in variants
+        for name, value in type(text).from_dict(variant).to_dict().items()
+        if name != key
+    )
