@@ -41,6 +41,7 @@ class Gemma4(DecoderArchitecture):
 
     name: ClassVar[str] = "gemma4"
     model_types: ClassVar[tuple[str, ...]] = ("gemma4_text", "gemma4")
+    packs_rows: ClassVar[bool] = True
     rope_types: ClassVar[tuple[str, ...]] = ("default", "linear", "proportional")
     # The towers and what joins them to the text model; the keys, values and norms that files repeat for blocks which
     # read another block's.
