@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 RECEIPTS = Path(__file__).parent / "receipts"
-ORDER = ("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b", "qwen3-8b", "qwen3-32b")
+ORDER = (
+    *("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b", "qwen3-8b", "qwen3-32b", "qwen3.5-27b"),
+    *("gemma-3-12b", "gemma-3-27b", "gemma-4-e2b", "gemma-4-31b"),
+)
 BEST_PLAN = "streamed, 3 slots, block-major, workspace"
 SMALLEST_PLAN = "streamed, 2 slots, block-major"
 

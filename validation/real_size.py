@@ -29,12 +29,13 @@ from poros.determinism import configure
 from poros.interfaces import ParityCase
 from poros.parity import compare
 from poros.parity.case_run import CaseRun, case_micro_batches, start_case
-from poros.parity.faults import FAULTS, GRAPH_FAULTS
+from poros.parity.faults import FAULTS, GRAPH_FAULTS, STATE_FAULTS
 from poros.parity.receipts import write_receipt
 from poros.parity.trajectory import Trajectory
 from poros.plugins import Registry, load_registry
 from poros.settings import ACCUMULATION_ORDERS, Numerics, Plan
 from poros_arch_gemma import real_shapes as gemma
+from poros_arch_gemma.gemma4_shapes import GEMMA4_SHAPES
 from poros_arch_qwen import real_shapes as qwen
 from poros_quant.aliasing import MAX_FAULTY_COSINE, reproduce_aliasing
 
@@ -42,11 +43,12 @@ NUM_STEPS = 3
 TIMED_STEPS = 2
 LARGE_STEP_MICRO_BATCHES = 8
 
-CONTROLS = FAULTS | GRAPH_FAULTS
+CONTROLS = FAULTS | GRAPH_FAULTS | STATE_FAULTS
 
 # What returns the config of a shape.
 SHAPES: dict[str, Callable[[str, int | None], PreTrainedConfig]] = {
-    name: package.real_config for package in (qwen, gemma) for name in package.REAL_SHAPES
+    **dict.fromkeys(qwen.REAL_SHAPES, qwen.real_config),
+    **dict.fromkeys([*gemma.REAL_SHAPES, *GEMMA4_SHAPES], gemma.real_config),
 }
 
 # Untimed, the first plan is the only one: every knob is turned in it.
