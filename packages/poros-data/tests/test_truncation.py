@@ -167,6 +167,7 @@ def test_a_template_of_the_user_s_own_is_used_and_is_in_the_fingerprint(
     assert supervised(tokenizer, own.rows[0]) == ["4<|im_end|>"]
     stock = load_dataset(write(SHORT), tokenizer, max_length=64)
     assert own.parts["template"] != stock.parts["template"]
+    assert any("own.jinja: generate with the same template" in line for line in own.report.lines())
 
 
 @pytest.mark.parametrize(

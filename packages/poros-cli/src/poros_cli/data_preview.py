@@ -68,7 +68,8 @@ def show_preview(
     if report.last_supervised_id is None:
         console.print(Text("The last supervised token of row 0 is where truncation cut it."))
     else:
-        stops = "" if any("does not stop" in warning for warning in report.warnings) else ", a stop token"
+        warned = any("does not stop" in warning for warning in (*report.warnings, *warnings))
+        stops = ", where generation does not stop: see above" if warned else ", a stop token"
         console.print(
             Text(
                 f"The last supervised token of row 0 is {report.last_supervised_token!r} "

@@ -119,7 +119,10 @@ def load_dataset(
     tally = Tally(reading.files, max_length, settings.truncation, tokenizer.bos_token_id)
     for file, line, encoded in reading.encode(encoder):
         tally.add(file, line, encoded)
-    report = tally.report(tokenizer, reading.reports(tally.rows), stops)
+    notes = (
+        () if template is None else (f"rendered with {settings.template}: generate with the same template",)
+    )
+    report = tally.report(tokenizer, reading.reports(tally.rows), stops, notes)
     # A file that was written to between the two readings has no place in the cache.
     if cache is not None and key is not None and reading.data == data:
         cache.save(key, tally.rows, report)

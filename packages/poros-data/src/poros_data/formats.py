@@ -176,8 +176,16 @@ def alpaca(row: Mapping[str, Any]) -> ChatExample:
     return chat.example()
 
 
-def prompt_completion(row: Mapping[str, Any]) -> TextExample:
-    """Read ``{"prompt": ..., "completion": ...}``: plain text of which the completion is supervised."""
+def prompt_completion(row: Mapping[str, Any]) -> Example:
+    """Read ``{"prompt": ..., "completion": ...}``: plain text of which the completion is supervised.
+
+    Where both are arrays of turns they are one conversation, of which the completion's assistant turns are supervised.
+    """
+    if isinstance(row["prompt"], list) and isinstance(row["completion"], list):
+        chat = messages({**row, "messages": row["prompt"] + row["completion"]})
+        given = range(len(chat.messages) - len(row["completion"]))
+        asked = [index for index in given if chat.messages[index]["role"] == "assistant"]
+        return ChatExample(chat.messages, chat.tools, chat.context.union(asked))
     return TextExample(string(row["prompt"], "`prompt`"), string(row["completion"], "`completion`"))
 
 

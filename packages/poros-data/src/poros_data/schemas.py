@@ -108,9 +108,12 @@ def _nearest(row: Mapping[str, Any]) -> str:
             if column not in row
         ]
         best = score, f"Nearest is `{schema.name}`: {', '.join(changes)}"
-    return (
-        best[1] if best else "Rename the columns to one of these formats (docs/data.md shows a row of each)"
-    )
+    if best:
+        return best[1]
+    for key, value in row.items():
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            return f"If the rows are what stands in `{key}`: `jq -c '.{key}[]' FILE > rows.jsonl`"
+    return "Rename the columns to one of these formats (docs/data.md shows a row of each)"
 
 
 def _similar(column: str, row: Mapping[str, Any]) -> str | None:

@@ -113,6 +113,7 @@ class Tally:
         tokenizer: PreTrainedTokenizerBase,
         sources: tuple[SourceReport, ...],
         stop_token_ids: Iterable[int],
+        notes: tuple[str, ...],
     ) -> DataReport:
         """Return the summary.
 
@@ -150,6 +151,7 @@ class Tally:
             last_supervised_token=str(tokenizer.convert_ids_to_tokens(last)),
             last_supervised_id=None if self._end_is_cut() else last,
             warnings=tuple(self._warnings(tokenizer, last, set(stop_token_ids))),
+            notes=notes,
         )
 
     def _end_is_cut(self) -> bool:
