@@ -192,6 +192,18 @@ def test_an_answer_inside_the_turn_is_not_supervised_and_what_stops_the_call_is(
     assert encoded.lost_roles == ()
 
 
+def test_an_answer_inside_the_turn_without_marks_of_its_own_is_refused(make_tokenizer):
+    unmarked = make_tokenizer(JOINED)  # here `<|pad|>` is text like any other
+    messages = [
+        QUESTION,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]
+    with pytest.raises(DataError, match="does not open each assistant turn"):
+        encode(unmarked, {"messages": messages})
+
+
 def test_a_call_at_the_end_is_supervised_up_to_what_stops_it(joined, supervised):
     encoded = encode(joined, {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CALL]}]})
     assert supervised(joined, encoded) == ['add({"a": 1})<|endoftext|>']

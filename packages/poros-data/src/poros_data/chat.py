@@ -118,8 +118,11 @@ def _group(messages: Sequence[Message], num_headers: int, markers: TurnMarkers) 
     The finest grouping with the right number is the right one: every header opens at least one message.
     """
     alone = [[index] for index, message in enumerate(messages) if message["role"] == "assistant"]
-    runs = _runs(messages, through=())
-    for grouping in (alone, runs, _runs(messages, through=("tool",))):
+    groupings = [alone, _runs(messages, through=())]
+    # Without marks around the answers they could not be told from what the model writes.
+    if markers.tool_answer is not None:
+        groupings.append(_runs(messages, through=("tool",)))
+    for grouping in groupings:
         if len(grouping) == num_headers:
             return grouping
     raise DataError(
