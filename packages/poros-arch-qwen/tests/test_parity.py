@@ -7,6 +7,7 @@ from poros_arch_qwen.parity_cases import PARITY_CASES
 class TestQwen2(ParityGates):
     architecture = "qwen2"
     all_cases = PARITY_CASES
+    respawned = ParityGates.repeated
     compiled_on_cpu = True
 
 

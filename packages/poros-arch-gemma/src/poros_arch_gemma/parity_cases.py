@@ -77,7 +77,7 @@ def _gemma3_wrapper() -> Gemma3Config:
 
 
 PARITY_CASES = (
-    ParityCase(name="gemma3-nf4", architecture="gemma3", make_config=_gemma3),
+    ParityCase(name="gemma3-nf4", architecture="gemma3", make_config=_gemma3, num_steps=3),
     ParityCase(
         name="gemma3-nf4-float32",
         architecture="gemma3",
@@ -92,6 +92,7 @@ PARITY_CASES = (
         architecture="gemma3",
         make_config=_gemma3_wrapper,
         weight_format="bf16_bitwise",
+        num_steps=3,
     ),
     *GEMMA4_CASES,
 )

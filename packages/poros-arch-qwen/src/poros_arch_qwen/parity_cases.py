@@ -114,7 +114,7 @@ DENSE_CASES = tuple(
 )
 
 HYBRID_CASES = (
-    ParityCase(name="qwen3_5-nf4", architecture="qwen3_5", make_config=_qwen3_5),
+    ParityCase(name="qwen3_5-nf4", architecture="qwen3_5", make_config=_qwen3_5, num_steps=3),
     ParityCase(
         name="qwen3_5-nf4-float32",
         architecture="qwen3_5",

@@ -54,7 +54,8 @@ class ParityGates:
     Attributes:
         architecture: registry name; cases of others are left out.
         all_cases: the package's parity cases.
-        repeated: endings of the names of cases that also go through the gates that start processes or inject timing.
+        repeated: endings of the names of cases that also go through the cache, evaluations and unfavourable timing.
+        respawned: the same for the gates that start processes; each of them imports everything anew.
         bfloat16_gradient_cosine: smallest cosine of a first gradient with the unpatched loop's in 16 bits.
         compiled_on_cpu: whether the CPU tier compiles blocks too; it takes half a minute for each block kind.
     """
@@ -62,6 +63,7 @@ class ParityGates:
     architecture: ClassVar[str]
     all_cases: ClassVar[Sequence[ParityCase]]
     repeated: ClassVar[tuple[str, ...]] = ("-nf4-float32", "-nf4-sparse-dropout")
+    respawned: ClassVar[tuple[str, ...]] = ("-nf4-sparse-dropout",)
     bfloat16_gradient_cosine: ClassVar[float] = BFLOAT16_GRADIENT_COSINE
     compiled_on_cpu: ClassVar[bool] = False
 
@@ -73,9 +75,12 @@ class ParityGates:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Give ``case`` every case, ``repeated_case``, ``float32_case`` and ``compiled_case`` the ones they name."""
         cases = self.cases()
+        respawned = [case for case in cases if case.name.endswith(self.respawned)]
         chosen = {
             "case": cases,
             "repeated_case": [case for case in cases if case.name.endswith(self.repeated)],
+            "respawned_case": respawned,
+            "resumed_case": respawned[:1],
             "float32_case": [case for case in cases if case.compute_dtype == torch.float32],
         }
         for name in chosen.keys() & set(metafunc.fixturenames):
@@ -134,22 +139,22 @@ class ParityGates:
         assert verdict.outcome == "equal", verdict.detail
 
     def test_a_fresh_process_repeats_the_run(
-        self, repeated_case: ParityCase, device: torch.device, tmp_path: Path
+        self, respawned_case: ParityCase, device: torch.device, tmp_path: Path
     ) -> None:
-        verdict = gates.repeatability(repeated_case, device, tmp_path)
+        verdict = gates.repeatability(respawned_case, device, tmp_path)
         assert verdict.outcome == "equal", verdict.detail
 
     def test_a_run_continued_under_another_plan_equals_the_uninterrupted_one(
-        self, repeated_case: ParityCase, oracles: gates.Oracles, half_trained: CaseFolder
+        self, respawned_case: ParityCase, oracles: gates.Oracles, half_trained: CaseFolder
     ) -> None:
-        verdict = gates.restart(repeated_case, oracles, half_trained(repeated_case))
+        verdict = gates.restart(respawned_case, oracles, half_trained(respawned_case))
         assert verdict.outcome == "equal", verdict.detail
 
     @pytest.mark.parametrize("moment", ["exp_avg", "exp_avg_sq"])
     def test_a_resume_that_drops_a_moment_is_caught(
-        self, float32_case: ParityCase, moment: str, oracles: gates.Oracles, half_trained: CaseFolder
+        self, resumed_case: ParityCase, moment: str, oracles: gates.Oracles, half_trained: CaseFolder
     ) -> None:
-        verdict = gates.restart(float32_case, oracles, half_trained(float32_case), dropped=moment)
+        verdict = gates.restart(resumed_case, oracles, half_trained(resumed_case), dropped=moment)
         assert verdict.outcome == "different", f"{moment}: {verdict}"
         assert "weights" in verdict.detail or moment in verdict.detail, verdict.detail
 
