@@ -29,8 +29,12 @@ def _link(name: str, text: str, prefix: str) -> str:
     return f"[{text}]({prefix}receipts/{name})"
 
 
-def parity_matrix() -> str:
-    """Return one row per receipt: what was compared, and every verdict and control."""
+def parity_matrix(prefix: str = "") -> str:
+    """Return one row per receipt: what was compared, and every verdict and control.
+
+    Args:
+        prefix: path from the page to this folder.
+    """
     lines = [
         "| shape | blocks | format | streamed = resident | resident repeats | controls caught | `MatMul4Bit` fault: "
         "loss equal, gradient cosine / visit equal | link | receipt |",
@@ -52,7 +56,7 @@ def parity_matrix() -> str:
         lines.append(
             f"| {receipt['shape']} | {depth} | {receipt['weight_format']} | {verdict} | "
             f"{results['resident']['repeats']} | {caught} | {aliasing} | "
-            f"{receipt['link_bytes_per_second'] / 1e9:.1f} GB/s | {_link(name, 'JSON', '')} |"
+            f"{receipt['link_bytes_per_second'] / 1e9:.1f} GB/s | {_link(name, 'JSON', prefix)} |"
         )
     return "\n".join(lines)
 

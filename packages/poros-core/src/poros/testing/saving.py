@@ -31,7 +31,7 @@ def check_adapter(subject: Subject, _: Oracles) -> None:
 
     def base() -> torch.nn.Module:
         with torch.device("meta"):
-            model: torch.nn.Module = AutoModelForCausalLM.from_config(subject.make_config())
+            model: torch.nn.Module = AutoModelForCausalLM.from_config(subject.text_config)
         return model
 
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,7 @@ def check_adapter(subject: Subject, _: Oracles) -> None:
                 "Stock PEFT does not read the adapter",
                 expected="0 missing and 0 unexpected keys",
                 got=str(error).replace(folder, ""),
-                where="saved by Poros, loaded onto `AutoModelForCausalLM`",
+                where="saved by Poros, loaded onto `AutoModelForCausalLM` of the text config",
             ) from error
     if report.num_tensors != len(tensors):
         raise broken("The saved adapter is incomplete", expected=len(tensors), got=report.num_tensors)
