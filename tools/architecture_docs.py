@@ -49,7 +49,7 @@ def methods() -> str:
         signature = _signature(value)
         must = "must be defined" if getattr(value, "__isabstractmethod__", False) else "has a default"
         summary = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
-        parts.append(f"```python\ndef {name}{signature}: ...  # {must}\n```\n{summary}\n")
+        parts.append(f"```text\ndef {name}{signature}    # {must}\n```\n{summary}\n")
     return "\n".join(parts).rstrip()
 
 
