@@ -52,7 +52,8 @@ class LoraSettings:
         rank: R of every adapter that ``rank_pattern`` does not name.
         alpha: scaling numerator (``alpha / rank``, or ``alpha / sqrt(rank)`` with ``use_rslora``).
         dropout: probability on the adapter's input.
-        targets: leaf names of linear layers, or None for the architecture's defaults.
+        targets: leaf names of linear layers, ``("all-linear",)`` for all those of the blocks, or None for the
+            architecture's defaults.
         blocks: block indices that get adapters, or None for all.
         rank_pattern, alpha_pattern: PEFT's per-module overrides (regular expression -> value).
     """
