@@ -23,3 +23,5 @@ class TestQwen3_5(ParityGates):  # noqa: N801 - the version's dot
     # of the unpatched loop 0.9911 (in_proj_a, whose gradient passes the decay). Their errors add up: 0.9900 was found
     # on the tiny cases, 2026-11-30, x86-64 CPU, torch 2.15, Transformers 5.24. In float32 the contract's bounds hold.
     bfloat16_gradient_cosine = 0.98
+    # An H200 (torch 2.11, Transformers 5.17, the same day) was 2.77e-3 away after five steps.
+    bfloat16_loss_tolerance = 4e-3

@@ -59,6 +59,7 @@ class CompiledBlock:
             for name, child in list(parent.named_children()):
                 if isinstance(child, FrozenLinear):
                     setattr(parent, name, _PlainLinear(child, compute_dtype))
+        self._training: bool | None = None
         self._layer = _Layer(block, architecture, kind.layer_type)
         self._compute_dtype = compute_dtype
         torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
@@ -85,7 +86,8 @@ class CompiledBlock:
 
     def set_training(self, training: bool) -> None:
         """Switch dropout on or off; every template of the kind asks for the same."""
-        if training != self._layer.training:
+        if training != self._training:
+            self._training = training
             self._layer.train(training)
 
     def __call__(
