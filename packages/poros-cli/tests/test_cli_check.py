@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,54 @@ def test_a_budget_that_cannot_work_is_refused(
 def test_pinned_slots_are_planned_with(saved_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", str(saved_model), "--slots", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"]["num_slots"] == 5
+
+
+HYBRID = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+}
+WRAPPER = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {"model_type": "gemma3_text", "num_hidden_layers": 4, "hidden_size": 64},
+    "vision_config": {"model_type": "siglip_vision_model"},
+}
+
+
+def checked(folder: Path, config: dict[str, object], capsys: pytest.CaptureFixture[str], *more: str) -> Any:
+    (folder / "config.json").write_text(json.dumps(config))
+    assert cli.run(["check", str(folder), "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_targets_that_miss_blocks_are_counted_and_the_bare_blocks_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = checked(tmp_path, HYBRID, capsys, "--targets", "q_proj,v_proj")
+    assert facts["targets"] == {"q_proj": 1, "v_proj": 1}
+    assert "3 of 4 blocks get no adapter: no target matches in blocks 0-2." in facts["notes"]
+
+
+def test_default_targets_reach_every_block_of_a_hybrid_and_its_kernels_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = checked(tmp_path, HYBRID, capsys)
+    assert (facts["targets"]["in_proj_qkv"], facts["targets"]["q_proj"]) == (3, 1)
+    assert facts["targets"]["gate_proj"] == 4
+    assert not [note for note in facts["notes"] if "get no adapter" in note]
+    assert set(facts["kernels"]) == {"chunk_gated_delta_rule", "causal_conv1d"}
+
+
+def test_of_a_wrapper_the_text_tower_is_trained_with_its_class_s_own_vocabulary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = checked(tmp_path, WRAPPER, capsys)
+    assert (facts["architecture"], facts["num_blocks"]) == ("gemma3", 4)
+    assert any("its text tower `gemma3_text` is trained, vision is not loaded" in n for n in facts["notes"])
+    assert facts["tied_head"] is True

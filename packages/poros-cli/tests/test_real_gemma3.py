@@ -19,7 +19,7 @@ from poros_cli.main import run
 
 pytestmark = pytest.mark.real_model
 
-NUM_STEPS = 6
+NUM_STEPS = 4
 SEED = 0
 # A base model without a chat template reads plain text.
 SENTENCES = (
@@ -68,7 +68,7 @@ def trained(gemma3: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) 
     """The output folder of a short streamed run."""
     output = tmp_path_factory.mktemp("run") / "out"
     arguments = ["--model", str(gemma3), "--data", str(rows), "--output", str(output), "--device", "cpu"]
-    numbers = ["--max-steps", str(NUM_STEPS), "--max-length", "32", "--micro-batches", "4", "--rank", "8"]
+    numbers = ["--max-steps", str(NUM_STEPS), "--max-length", "32", "--micro-batches", "2", "--rank", "8"]
     placement = ["--residency", "streamed", "--slots", "2", "--learning-rate", "2e-3"]
     float32 = ["--set", "numerics.compute_dtype=float32", "--set", "numerics.length_bucket=8"]
     assert run(["train", *arguments, *numbers, *placement, *float32]) == 0
@@ -109,7 +109,7 @@ def test_stock_peft_reads_the_adapter_and_it_changes_what_the_model_says(trained
 def test_streamed_equals_resident_on_it(gemma3: Path, tmp_path: Path) -> None:
     ids = torch.arange(4, 28)[None]
     batch = SimpleNamespace(input_ids=ids, labels=ids.clone())
-    steps = SimpleNamespace(num_steps=2, fingerprint="counting", step=lambda index: [batch, batch])
+    steps = SimpleNamespace(num_steps=2, fingerprint="counting", step=lambda index: [batch])
     numerics = Numerics(compute_dtype=torch.float32, length_bucket=8)
     verdict = compare_residencies(
         open_model(gemma3, lora=LoraSettings(rank=8), numerics=numerics),

@@ -212,6 +212,7 @@ def test_targets_that_leave_blocks_bare_are_caught() -> None:
 
     class Hybrid(Plain):
         model_types: ClassVar[tuple[str, ...]] = ("qwen3_5_text",)
+        layer_types: ClassVar[tuple[str, ...]] = ("linear_attention", "full_attention")
         default_targets: ClassVar[tuple[str, ...]] = ("q_proj", "v_proj")
 
     make_config = partial(
