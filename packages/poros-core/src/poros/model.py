@@ -47,7 +47,7 @@ from poros.wrappers import tower_linears
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["LoadedModel", "MetaModel", "load_model", "make_meta_model"]
+__all__ = ["LoadedModel", "MetaModel", "initial_bank", "load_ends", "load_model", "make_meta_model"]
 
 Progress = Callable[[int, int], None]
 Load = Callable[[str, torch.device], torch.Tensor]
@@ -315,8 +315,8 @@ def load_model(
         device=device,
         store=store,
         resident=resident,
-        bank=_initial_bank(meta, device, seed),
-        **_ends(meta, source, numerics, device, store, is_resident=is_resident),
+        bank=initial_bank(meta, device, seed),
+        **load_ends(meta, source, numerics, device, store, is_resident=is_resident),
     )
 
 
@@ -331,7 +331,8 @@ def _head_layouts(meta: MetaModel, numerics: Numerics) -> list[BlockLayout]:
     ]
 
 
-def _initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBank:
+def initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBank:
+    """Return a bank with PEFT's own initial values."""
     kind_of = {block: kind for kind in meta.kinds for block in kind.blocks}
     bank = AdapterBank([kind_of[index].adapter for index in range(len(meta.blocks))], device)
     layers = dict(lora_layers(meta.blocks))
@@ -346,7 +347,7 @@ def _initial_bank(meta: MetaModel, device: torch.device, seed: int) -> AdapterBa
     return bank
 
 
-def _ends(
+def load_ends(
     meta: MetaModel,
     source: TensorSource,
     numerics: Numerics,
