@@ -10,6 +10,8 @@ from poros_cli.commands.check import check
 from poros_cli.commands.config import config
 from poros_cli.commands.data import data
 from poros_cli.commands.doctor import doctor
+from poros_cli.commands.generate import generate
+from poros_cli.commands.merge import merge
 from poros_cli.commands.new_arch import new_arch
 from poros_cli.commands.quickstart import quickstart
 from poros_cli.commands.train import train
@@ -20,4 +22,4 @@ __all__ = ["poros_register_commands"]
 @hookimpl
 def poros_register_commands() -> list[click.Command]:
     """Return the built-in commands."""
-    return [bench, check, config, data, doctor, new_arch, quickstart, train]
+    return [bench, check, config, data, doctor, generate, merge, new_arch, quickstart, train]

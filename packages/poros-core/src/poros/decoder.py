@@ -14,7 +14,7 @@ from poros.errors import ArchitectureError, explain
 from poros.interfaces import Architecture, BlockContext, ModelParts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import Cache, PreTrainedConfig
 
 __all__ = ["DecoderArchitecture", "Tables", "causal_masks", "refuse_feature"]
 
@@ -122,8 +122,36 @@ class DecoderArchitecture(Architecture):
         self, model: nn.Module, *, batch: int, tokens: int, device: torch.device, dtype: torch.dtype
     ) -> BlockContext:
         """Build tables with Transformers' own rotary module and mask functions; see `Architecture.context`."""
+        return self._context(model, (batch, tokens), device, dtype)
+
+    def cached_context(
+        self,
+        model: nn.Module,
+        *,
+        past: int,
+        tokens: int,
+        cache: Cache,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> BlockContext | None:
+        """Build the same behind ``past`` cached positions; see `Architecture.cached_context`."""
+        if type(self).context is not DecoderArchitecture.context:
+            return None  # what a subclass changed there would be missing here
+        return self._context(model, (1, tokens), device, dtype, past=past, cache=cache)
+
+    def _context(
+        self,
+        model: nn.Module,
+        shape: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        past: int = 0,
+        cache: Cache | None = None,
+    ) -> BlockContext:
         config: PreTrainedConfig = model.config
-        position_ids = torch.arange(tokens, device=device)[None]
+        batch, tokens = shape
+        position_ids = torch.arange(past, past + tokens, device=device)[None]
         hidden = torch.empty(batch, tokens, config.hidden_size, device=device, dtype=dtype)
         types = sorted({self.layer_type(config, index) for index in range(config.num_hidden_layers)})
         # The inverse frequencies are computed on the CPU, as they are when Transformers loads a model: another
@@ -135,7 +163,7 @@ class DecoderArchitecture(Architecture):
         return BlockContext(
             position_ids=position_ids,
             position_embeddings=tables,
-            attention_masks=causal_masks(config, types, hidden, position_ids),
+            attention_masks=causal_masks(config, types, hidden, position_ids, cache),
         )
 
     def rotary_tables(
@@ -175,7 +203,11 @@ def _rope_parameters(config: PreTrainedConfig) -> Iterator[tuple[str, Mapping[st
 
 
 def causal_masks(
-    config: PreTrainedConfig, layer_types: Sequence[str], hidden: torch.Tensor, position_ids: torch.Tensor
+    config: PreTrainedConfig,
+    layer_types: Sequence[str],
+    hidden: torch.Tensor,
+    position_ids: torch.Tensor,
+    cache: Cache | None = None,
 ) -> dict[str, torch.Tensor | None]:
     """Return Transformers' own mask of every layer type, None where the layer needs none.
 
@@ -187,6 +219,7 @@ def causal_masks(
         layer_types: ``full_attention``, ``sliding_attention``, ``linear_attention``.
         hidden: (B, T, D), only its shape, dtype and device matter.
         position_ids: (1, T).
+        cache: of the positions before, or None.
     """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -202,12 +235,12 @@ def causal_masks(
             inputs_embeds=hidden,
             attention_mask=None,
             position_ids=position_ids,
-            **{_cache_keyword(makers[layer_type]): None},
+            **{cache_keyword(makers[layer_type]): cache},
         )
         for layer_type in layer_types
     }
 
 
-def _cache_keyword(make_mask: object) -> str:
-    """Transformers renamed the mask functions' ``past_key_values`` to ``cache``."""
-    return "cache" if "cache" in inspect.signature(make_mask).parameters else "past_key_values"  # type: ignore[arg-type]
+def cache_keyword(function: object) -> str:
+    """Return how a mask function or a layer calls its cache: Transformers renamed ``past_key_values`` to ``cache``."""
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import Cache, PreTrainedConfig
 
     from poros.blocks.frozen_linear import FrozenLinear
 
@@ -291,6 +291,26 @@ class Architecture(ABC):
         Right padding under a causal mask needs no padding mask: no real token attends to a later one, and padded
         positions carry no label.
         """
+
+    def cached_context(
+        self,
+        model: nn.Module,
+        *,
+        past: int,
+        tokens: int,
+        cache: Cache,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> BlockContext | None:
+        """Build the context of ``tokens`` new positions of one row behind ``past`` cached ones, to generate text.
+
+        None, the default, means that every new token runs the whole row again. Otherwise `call_block` must reach the
+        ``forward`` of Transformers' layer: the cache is added to its arguments.
+
+        Args:
+            cache: Transformers' cache of the row, which the layers fill.
+        """
+        return None
 
     @abstractmethod
     def call_block(

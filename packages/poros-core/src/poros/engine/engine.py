@@ -145,6 +145,38 @@ class Engine:
         """Return the last block's (B, T, D) output in the evaluation that just ended; the next pass overwrites it."""
         return self._activations.state(self.model.num_blocks, micro_batch)
 
+    def visit_blocks(
+        self, block: Callable[[int, BlockTemplate], None], head: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Bring every block and every streamed head chunk to the device once, in order, for a pass of one's own.
+
+        Args:
+            block: called with each block's index and its template, bound, with its adapter loaded and dropout off.
+            head: called with the index and the (C, D) rows of each vocabulary chunk of a streamed head.
+        """
+        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+        try:
+            with on_device:
+                for op in self.schedule(1, None).ops:
+                    if not isinstance(op, Visit):
+                        self._move(op)
+                        continue
+                    self._acquire(op)
+                    if op.direction == "head":
+                        assert self.slots is not None
+                        assert op.slot is not None
+                        chunk = op.block - self.model.num_blocks
+                        head(chunk, self.model.head_chunk(chunk, self.slots.buffers[op.slot]))
+                        continue
+                    template = self._template(op.block, op.slot, False)
+                    template.set_training(False)
+                    self.model.bank.load_weights(op.block, self._region)
+                    template.materialize()
+                    block(op.block, template)
+        except BaseException:
+            self._drain()
+            raise
+
     def _begin(self, micro_batches: Sequence[MicroBatch], step: int, *, lowest_backward: int | None) -> _Pass:
         for micro_batch in micro_batches:
             check_token_ids(micro_batch, self.model.num_tokens)
@@ -219,19 +251,26 @@ class Engine:
         elif isinstance(op, Loss):
             for micro_batch in op.micro_batches:
                 self._loss(micro_batch, state)
-        elif isinstance(op, Prefetch):
+        else:
+            self._move(op)
+
+    def _move(self, op: Op) -> None:
+        if isinstance(op, Prefetch):
             assert self.slots is not None
             self.slots.prefetch(op.block, op.slot)
         elif isinstance(op, Release):
             assert self.slots is not None
             self.slots.release(op.slot)
 
-    def _visit(self, visit: Visit, state: _Pass) -> None:
+    def _acquire(self, visit: Visit) -> None:
         if visit.slot is not None:
             assert self.slots is not None
             held = self.slots.contents[visit.slot]
             assert held == visit.block, f"slot {visit.slot} holds block {held}"
             self.slots.acquire(visit.slot)
+
+    def _visit(self, visit: Visit, state: _Pass) -> None:
+        self._acquire(visit)
         if visit.direction == "head":
             self._head(visit, state)
             return
