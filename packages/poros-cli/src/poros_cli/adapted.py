@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["base_of", "probe_tokens"]
 
-PROBE = "The quick brown fox jumps over the lazy dog. In 1969, two people walked on the moon; def area(r): return 3.14 * r"
+PROBE = "The quick brown fox jumps over the lazy dog. In 1969, two people walked on the moon; def f(x): return 2 * x"
 # Of the probe; and how many spread over the vocabulary stand for it where there is no tokenizer.
 PROBE_TOKENS = 32
 

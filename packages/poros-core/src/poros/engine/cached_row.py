@@ -30,16 +30,9 @@ __all__ = ["CachedRow", "supports_cache"]
 def supports_cache(engine: Engine) -> bool:
     """Say whether the engine's blocks can run behind a cache.
 
-    Not where blocks hand on states besides hidden ones, or are compiled (without an argument for a cache), or where the
-    architecture makes no context for it.
+    Not where they are compiled, without an argument for a cache, or where the architecture makes no context for it.
     """
-    model = engine.model
-    plain = model.per_block is None and not any(
-        kind.states.reads or kind.states.writes for kind in model.kinds
-    )
-    if not plain or model.numerics.blocks != "eager":
-        return False
-    return CachedRow(engine).context(1) is not None
+    return engine.model.numerics.blocks == "eager" and CachedRow(engine).context(1) is not None
 
 
 class _Ids:
@@ -90,13 +83,21 @@ class CachedRow:
         check_token_ids(_Ids(ids), model.num_tokens)
         context = self.context(len(ids))
         assert context is not None
-        hidden = model.embedding.rows(torch.tensor([list(ids)]))
+        for table in model.token_tables:
+            table.begin(len(ids))
+        row = torch.tensor([list(ids)])
+        hidden = model.embedding.rows(row)
+        inputs = None if model.per_block is None else model.per_block.inputs(row, hidden)
+        states: dict[str, torch.Tensor] = {}
         chunks: list[torch.Tensor] = []
 
         def block(index: int, template: BlockTemplate) -> None:
             nonlocal hidden
+            if inputs is not None and model.per_block is not None:
+                states[model.per_block.declared.spec.name] = inputs[:, :, index]
             with _caching(template.module, index, self._cache):
-                hidden, _ = template.forward(hidden, context, {})
+                hidden, written = template.forward(hidden, context, states)
+            states.update(written)
 
         def head(_: int, weight: torch.Tensor) -> None:
             normed = model.head.norm(hidden[0, -1:]).to(model.numerics.compute_dtype)
