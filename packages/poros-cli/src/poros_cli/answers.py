@@ -42,6 +42,7 @@ class Answerer:
         quantization: weight format; None is the run's.
         device, vram_bytes, cache_dir: as in training.
         max_new_tokens, sampling: of every answer.
+        chat: prompts are messages of a conversation.
         console: for everything but answers.
 
     Raises:
@@ -60,6 +61,7 @@ class Answerer:
         cache_dir: str | None,
         max_new_tokens: int,
         sampling: Sampling,
+        chat: bool,
         console: Console,
     ) -> None:
         refuse_many_processes()
@@ -73,6 +75,15 @@ class Answerer:
         for note in (*(opened.notes if adapted is None else adapted.notes), *_slow(opened, chosen)):
             self._say(f"Note: {note}")
         self._tokenizer = load_tokenizer(opened.folder)
+        if chat and not self._tokenizer.chat_template:
+            raise ConfigError(
+                explain(
+                    "Cannot chat with this model",
+                    expected="a chat template among the tokenizer's files",
+                    got="none",
+                    next_step="Leave out `--chat` and write the prompt as the model was trained on it",
+                )
+            )
         self._stops = set(stop_token_ids(opened.folder)) or {self._tokenizer.eos_token_id}
         self._vocabulary = int(opened.meta.config.vocab_size)
         settings = RunSettings(output=".", device=device, device_budget_bytes=vram_bytes)
@@ -118,18 +129,8 @@ class Answerer:
         """Write and return the assistant's answer to a conversation.
 
         Raises:
-            ConfigError: the tokenizer has no chat template.
             UserError: the template refuses the conversation.
         """
-        if not self._tokenizer.chat_template:
-            raise ConfigError(
-                explain(
-                    "Cannot chat with this model",
-                    expected="a chat template among the tokenizer's files",
-                    got="none",
-                    next_step="Leave out `--chat` and write the prompt as the model was trained on it",
-                )
-            )
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=False

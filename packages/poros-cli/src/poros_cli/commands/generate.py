@@ -112,6 +112,7 @@ def generate(
             cache_dir=cache_dir,
             max_new_tokens=max_new_tokens,
             sampling=Sampling(temperature=temperature, top_p=top_p, seed=seed),
+            chat=chat,
             console=console,
         ) as answerer,
     ):

@@ -117,9 +117,10 @@ def merge(
     trained = quantization or adapter.quantization(registry)
     dequantized = base == "dequantized"
     numerics = adapter.numerics()
-    adapted = open_with_adapter(
-        model, adapter, quantization=trained or DEFAULT_FORMAT, numerics=numerics, registry=registry
-    )
+    with _unannounced_format():
+        adapted = open_with_adapter(
+            model, adapter, quantization=trained or DEFAULT_FORMAT, numerics=numerics, registry=registry
+        )
     ids = probe(adapted)
     weights = MergedWeights(adapted, dequantized=dequantized, device=device)
     num_bytes, files, companions = _write(adapted, weights, output, shard_bytes, progress)
@@ -154,7 +155,7 @@ def merge(
 
 @contextlib.contextmanager
 def _unannounced_format() -> Iterator[None]:
-    """Keep quiet about `PLAIN_FORMAT` being experimental: nothing is trained with it here."""
+    """Keep quiet about an experimental weight format: nothing is trained with it here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "EXPERIMENTAL: the weight format")
         yield
