@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from rich.console import Console
@@ -21,6 +21,7 @@ from poros.planning.shape import StepShape
 from poros.plugins import Registry
 from poros.run import OpenModel, RunSettings, open_model
 from poros.run.device import refuse_many_processes, resolve_device, slow_arithmetic_notes
+from poros.run.fingerprint import flatten
 from poros.run.generation import Sampling, stream_tokens
 from poros.run.placement import plan_run
 from poros_cli.adapted import base_of
@@ -84,8 +85,9 @@ class Answerer:
                     next_step="Leave out `--chat` and write the prompt as the model was trained on it",
                 )
             )
-        self._stops = set(stop_token_ids(opened.folder)) or {self._tokenizer.eos_token_id}
-        self._vocabulary = int(opened.meta.config.vocab_size)
+        end = self._tokenizer.eos_token_id
+        self._own_stops = () if end is None else (end,)
+        self._stops = stop_token_ids(opened.folder) or self._own_stops
         settings = RunSettings(output=".", device=device, device_budget_bytes=vram_bytes)
         shape = StepShape(
             num_micro_batches=1,
@@ -101,7 +103,7 @@ class Answerer:
             else f"{len(found.tensors) // 2} adapted layers of {found.folder}"
         )
         self._say(f"{opened.name}, {opened.weight_format.name}, {who}")
-        self._say(f"Plan: {plan_sentence(_flat(planned.plan), len(opened.meta.blocks))}")
+        self._say(f"Plan: {plan_sentence(flatten(planned.plan), len(opened.meta.blocks))}")
         self._engine = opened.load(
             plan=planned.plan,
             device=chosen,
@@ -123,7 +125,7 @@ class Answerer:
         """Write what follows ``text``, which gets the special tokens that the tokenizer puts before any text."""
         if self._tokenizer.chat_template:
             self._say("Note: the model has a chat template; `--chat` makes PROMPT a user's message.")
-        self._answer(self._tokenizer(text)["input_ids"])
+        self._answer(self._tokenizer(text)["input_ids"], ())
 
     def reply(self, messages: Sequence[dict[str, str]]) -> str:
         """Write and return the assistant's answer to a conversation.
@@ -137,9 +139,7 @@ class Answerer:
             )
         except Exception as error:  # a template raises what it wants
             raise UserError(f"The chat template refuses the conversation: {error}.") from error
-        return self._answer(
-            self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id
-        )
+        return self._answer(self._tokenizer(text, add_special_tokens=False)["input_ids"], self._own_stops)
 
     def talk(self, lines: TextIO) -> None:
         """Answer line after line as one conversation, until the input ends."""
@@ -150,7 +150,7 @@ class Answerer:
                 messages.append({"role": "user", "content": content})
                 messages.append({"role": "assistant", "content": self.reply(messages)})
 
-    def _answer(self, prompt: Sequence[int], *more_stops: int | None) -> str:
+    def _answer(self, prompt: Sequence[int], more_stops: Collection[int]) -> str:
         streamer = TextStreamer(self._tokenizer, skip_special_tokens=True)
         tokens: list[int] = []
         start = time.perf_counter()
@@ -200,9 +200,3 @@ def _open(
 
 def _slow(model: OpenModel, device: torch.device) -> tuple[str, ...]:
     return slow_arithmetic_notes(device, model.numerics.compute_dtype)
-
-
-def _flat(plan: Any) -> dict[str, Any]:
-    from poros.run.fingerprint import flatten
-
-    return flatten(plan)

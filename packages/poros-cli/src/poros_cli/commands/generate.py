@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ def generate(
         ) as answerer,
     ):
         if prompt is None:
-            answerer.talk(click.get_text_stream("stdin"))
+            answerer.talk(sys.stdin)
         elif chat:
             answerer.reply([{"role": "user", "content": prompt}])
         else:

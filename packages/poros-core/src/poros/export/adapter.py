@@ -98,13 +98,12 @@ class Adapter:
 
     def numerics(self) -> Numerics:
         """Return the run's settings that decide bits, defaults where no run tells."""
-        stated = self._fingerprint
-        dtypes = {
-            name: COMPUTE_DTYPES[stated[f"numerics.{name}"]]
-            for name in ("compute_dtype", "storage_dtype")
-            if stated.get(f"numerics.{name}") in COMPUTE_DTYPES
-        }
-        return Numerics(**dtypes)
+        stated, default = self._fingerprint, Numerics()
+
+        def dtype(name: str) -> torch.dtype:
+            return COMPUTE_DTYPES.get(str(stated.get(f"numerics.{name}")), getattr(default, name))
+
+        return Numerics(compute_dtype=dtype("compute_dtype"), storage_dtype=dtype("storage_dtype"))
 
 
 def find_adapter(path: Path | str) -> Adapter:
