@@ -167,7 +167,7 @@ def gate(
 
 
 def aliasing(case: ParityCase, registry: Registry, device: torch.device, tokens: int) -> dict[str, Any]:
-    """Reproduce the `MatMul4Bit` fault on the case's first two blocks; empty where blocks read more than hidden states."""
+    """Reproduce the `MatMul4Bit` fault on two blocks; empty where blocks read more than hidden states."""
     run = start_case(case, Plan(residency="resident"), registry, device)
     return {} if run.model.per_block is not None else asdict(reproduce_aliasing(run, tokens))
 

@@ -99,7 +99,7 @@ class GraphCache:
             reason = str(error).strip().splitlines()[0]
             self._say_once(f"this block cannot be captured ({reason})")
             return None
-        # A capture begins by writing the generator's seed to the memory that all graphs read it from, on its own stream.
+        # A capture begins by writing the generator's seed where all graphs read it from, on a stream of its own.
         # A replay writes its seed to the same place on this one: it must come second, or dropout draws another mask.
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return graph
