@@ -13,7 +13,7 @@ from poros.engine.embedding import check_token_ids
 from poros.engine.engine import Engine
 from poros.engine.schedule import Visit
 from poros.engine.static_states import MAX_CONTEXTS
-from poros.engine.template import BlockTemplate
+from poros.engine.template import BlockTemplate, _refuse_masks
 from poros.errors import UserError
 from poros.parity.case_run import CaseRun, RandomBatch
 from poros.parity.compare import compare
@@ -271,3 +271,10 @@ def test_a_block_that_cannot_be_compiled_is_refused_in_the_compiler_s_words(
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(UserError, match=r"Cannot compile a block: .* RuntimeError: cc: command not found"):
         start_run(blocks="compiled").train(1)
+
+
+def test_compiled_blocks_take_no_mask_on_a_gpu() -> None:
+    _refuse_masks(torch.device("cpu"), masked=True)
+    _refuse_masks(torch.device("cuda"), masked=False)
+    with pytest.raises(UserError, match="no attention mask on a GPU yet"):
+        _refuse_masks(torch.device("cuda"), masked=True)

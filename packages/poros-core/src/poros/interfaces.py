@@ -240,6 +240,7 @@ class Architecture(ABC):
         model_types: the ``model_type`` values of the configs that it serves.
         default_targets: leaf names of the linear layers that LoRA adapts unless the user says otherwise.
         ignored_tensors: regular expressions of file tensors that are known and not needed.
+        compiles_blocks: blocks may be compiled. False where the gate of compiled blocks does not hold.
         packs_rows: samples that stand in one row do not see each other where masks and positions keep them apart:
             nothing but attention connects positions. A recurrent state or a convolution leaks.
     """
@@ -249,6 +250,7 @@ class Architecture(ABC):
     default_targets: ClassVar[tuple[str, ...]]
     ignored_tensors: ClassVar[tuple[str, ...]] = ()
     packs_rows: ClassVar[bool] = False
+    compiles_blocks: ClassVar[bool] = True
 
     def text_config(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Return the text model's config: the nested one of a multimodal wrapper, else ``config`` itself.

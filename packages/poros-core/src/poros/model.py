@@ -28,7 +28,7 @@ from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
 from poros.engine.loss import LossHead
 from poros.engine.per_block import PerBlockTable
-from poros.errors import ArchitectureError, explain
+from poros.errors import ArchitectureError, ConfigError, explain
 from poros.interfaces import (
     Architecture,
     BlockContext,
@@ -100,9 +100,19 @@ def make_meta_model(
 
     Raises:
         ArchitectureError: the config uses an unsupported feature.
-        ConfigError: a LoRA target matches nothing.
+        ConfigError: a LoRA target matches nothing, or the architecture's blocks cannot be compiled.
     """
     architecture.check_config(config)
+    if numerics.blocks == "compiled" and not architecture.compiles_blocks:
+        raise ConfigError(
+            explain(
+                f"Blocks of `{architecture.name}` cannot be compiled yet",
+                expected="`eager`",
+                got="`compiled`, which did not pass this architecture's gate on a GPU",
+                where="numerics.blocks",
+                next_step="Use `blocks: eager`",
+            )
+        )
     given, config = config, architecture.text_config(config)
     wrapper = given if given is not config else None
     module = architecture.build(config)

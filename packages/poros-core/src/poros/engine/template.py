@@ -22,6 +22,7 @@ from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind, plain_tensors
 from poros.engine.compiled import CompiledBlock
 from poros.engine.workspace import Workspace
+from poros.errors import UserError, explain
 from poros.interfaces import Architecture, BlockContext
 from poros.precision import compute_region, widened
 
@@ -144,6 +145,7 @@ class BlockTemplate:
         masked = context.attention_masks[layer_type] is not None
         with compute_region(self._device, self._compute_dtype, masked=masked, head_dim=self._head_dim):
             if self._compiled is not None:
+                _refuse_masks(self._device, masked=masked)
                 return self._compiled(self._arguments, hidden, context, states)
             with self._widened_plain_tensors():
                 return self._architecture.call_block_with_states(
@@ -218,3 +220,17 @@ class BlockTemplate:
         bound += [getattr(owner, leaf) for owner, leaf in self._plain]
         for tensor in bound:
             assert start <= tensor.data_ptr() < end, "a frozen tensor left its slot"
+
+
+def _refuse_masks(device: torch.device, *, masked: bool) -> None:
+    """Compiled attention with a mask is gated on the CPU only."""
+    if masked and device.type == "cuda":
+        raise UserError(
+            explain(
+                "Compiled blocks take no attention mask on a GPU yet",
+                expected="rows shorter than the sliding window, and no packed rows",
+                got="a layer that needs a mask",
+                where="numerics.blocks",
+                next_step="Use `blocks: eager`",
+            )
+        )
