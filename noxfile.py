@@ -20,6 +20,8 @@ nox.options.sessions = ["lint", "types", "tests"]
 
 ROOT = Path(__file__).parent
 THIRD_PARTY = ROOT / "examples" / "poros-arch-llama"
+# Tests compute on one thread each. A class stays together: its gates share the runs that they compare with.
+SIDE_BY_SIDE = ("-n", "2", "--dist", "loadscope")
 # The lower end of the supported range; CI and the GPU machine have the upper end and these.
 OLDEST = ("transformers==5.17.*", "torch==2.11.*")
 
@@ -27,7 +29,7 @@ OLDEST = ("transformers==5.17.*", "torch==2.11.*")
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """All tests of the CPU tier; no network beyond the package index."""
-    _python(session, "-m", "pytest", *session.posargs)
+    _python(session, "-m", "pytest", *SIDE_BY_SIDE, *session.posargs)
 
 
 @nox.session(venv_backend="none")
