@@ -44,12 +44,14 @@ def _residency(package: str, registry: Registry) -> Iterator[tuple[str, dict[str
     """Yield (architecture, receipt) of every gate at a real shape that passed."""
     if importlib.util.find_spec(f"{package}.real_shapes") is None:
         return
-    shapes = importlib.import_module(f"{package}.real_shapes").REAL_SHAPES
+    real_config = importlib.import_module(f"{package}.real_shapes").real_config
     for path in sorted(RECEIPTS.glob("residency-*.json")):
         receipt = json.loads(path.read_text())
-        if receipt["shape"] not in shapes or not receipt["passed"]:
+        try:
+            config = real_config(receipt["shape"])
+        except KeyError:  # a shape of another package
             continue
-        registered = registry.architecture_for(shapes[receipt["shape"]][0].model_type)
+        registered = registry.architecture_for(config.model_type) if receipt["passed"] else None
         if registered is not None:
             depth = "" if receipt["full_depth"] else f", {receipt['num_blocks']} blocks"
             subject = f"{receipt['shape']}{depth}"

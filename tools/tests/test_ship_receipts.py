@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -29,6 +30,14 @@ def test_the_shipped_file_is_made_from_the_receipts(ship_receipts: ModuleType, p
     assert package in ship_receipts.packages()
     expected = ship_receipts.content(package)
     assert ship_receipts.target(package).read_text() == expected, "run `uv run python tools/ship_receipts.py`"
+
+
+def test_every_passed_residency_receipt_is_shipped(ship_receipts: ModuleType) -> None:
+    passed = {
+        p.stem for p in ship_receipts.RECEIPTS.glob("residency-*.json") if json.loads(p.read_text())["passed"]
+    }
+    shipped = [json.loads(ship_receipts.target(package).read_text()) for package in ship_receipts.packages()]
+    assert passed <= {r["name"] for found in shipped for receipts in found.values() for r in receipts}
 
 
 def test_an_installed_package_answers_for_its_architecture() -> None:

@@ -43,8 +43,9 @@ def meta_model(config: Any, lora: LoraSettings | None = None) -> MetaModel:
         ({"use_bidirectional_attention": "all"}, "bidirectional"),
         ({"num_kv_shared_layers": 4}, "full_attention"),
         ({"num_kv_shared_layers": 6}, "computes its own keys and values"),
+        ({"num_kv_shared_layers": -2}, "0 or more blocks"),
     ],
-    ids=["experts", "bidirectional", "no-full-writer", "no-writer"],
+    ids=["experts", "bidirectional", "no-full-writer", "no-writer", "negative"],
 )
 def test_what_is_not_supported_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ArchitectureError, match=words):

@@ -66,6 +66,16 @@ def test_a_default_target_that_no_block_has_is_left_out() -> None:
     assert not set(LINEAR) & set(meta.targets)
 
 
+@pytest.mark.parametrize("heads", [3, 0])
+def test_linear_heads_that_do_not_share_evenly_are_refused(heads: int) -> None:
+    with pytest.raises(
+        ArchitectureError, match=rf"a divisor of `linear_num_value_heads` \(4\), got `{heads}`"
+    ):
+        blockwise_arch_check(
+            four_blocks(linear_num_value_heads=4, linear_num_key_heads=heads), load_registry()
+        )
+
+
 # ---- blocks
 
 

@@ -14,6 +14,7 @@ from poros.architecture import blockwise_arch_check
 from poros.decoder import DecoderArchitecture
 from poros.errors import ArchitectureError
 from poros.plugins import Registry, load_registry
+from poros.run import describe_model
 
 
 class Llama(DecoderArchitecture):
@@ -127,6 +128,38 @@ def test_a_rotary_type_that_depends_on_the_length_is_refused(
     expected = rope.get("rope_type", rope.get("type"))
     with pytest.raises(ArchitectureError, match=rf"expected a rotary type among .* got `{expected}`"):
         blockwise_arch_check(config, registry)
+
+
+@pytest.mark.parametrize("base", ["abc", -1.0, 0, True])
+def test_a_rotary_base_that_is_no_positive_number_is_refused(base: Any, registry: Registry) -> None:
+    config = Qwen2Config()
+    config.rope_parameters = {"rope_type": "default", "rope_theta": base}
+    with pytest.raises(ArchitectureError, match=r"positive number as the rotary base.*rope_theta"):
+        blockwise_arch_check(config, registry)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 3}, r"a divisor of `num_attention_heads` \(32\), got `3`"),
+        ({"num_key_value_heads": 0}, r"got `0` \(config.json, num_key_value_heads"),
+        (
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 2},
+            r"some layers slide, got `0`",
+        ),
+    ],
+    ids=["uneven heads", "no heads", "no window"],
+)
+def test_attention_that_no_layer_could_compute_is_refused(
+    changes: dict[str, Any], words: str, registry: Registry
+) -> None:
+    with pytest.raises(ArchitectureError, match=words):
+        blockwise_arch_check(Qwen2Config(**changes), registry)
+
+
+def test_values_that_layers_do_not_take_are_refused_with_their_words() -> None:
+    with pytest.raises(ArchitectureError, match=r"Cannot build this `qwen2` model.*KeyError: 'nope'"):
+        describe_model(Qwen2Config(hidden_size=64, num_hidden_layers=2, hidden_act="nope"))
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,11 @@ def test_a_wrappers_text_config_may_use_its_types_defaults_but_not_its_sizes(tmp
         load_config(write_config(tmp_path, {"model_type": "gemma3", "text_config": text}))
 
 
+def test_a_wrapper_without_its_text_config_is_not_filled_in(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"expected the field `text_config`, got none"):
+        load_config(write_config(tmp_path, {"model_type": "gemma3", "vision_config": {"hidden_size": 8}}))
+
+
 def test_a_moe_config_without_a_dense_size_reaches_the_gate(tmp_path: Path) -> None:
     content = {key: value for key, value in QWEN2.items() if key != "intermediate_size"}
     moe = content | {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 8}

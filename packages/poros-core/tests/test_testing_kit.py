@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import GemmaConfig, Qwen2Config
 
 from poros import hookimpl
 from poros.decoder import DecoderArchitecture
@@ -125,6 +125,16 @@ class WrongScale(Plain):
 
     def embedding_scale(self, config: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.tensor(config.hidden_size**0.5, dtype=dtype)
+
+
+class UnroundedScale(Plain):
+    """Scales as Gemma does, without the rounding to the dtype of the rows: right in float32 alone."""
+
+    name: ClassVar[str] = "unrounded"
+    model_types: ClassVar[tuple[str, ...]] = ("gemma",)
+
+    def embedding_scale(self, config: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(config.hidden_size**0.5)
 
 
 class WrongSoftcap(Plain):
@@ -257,6 +267,14 @@ def test_a_kit_that_cannot_see_a_fault_says_so(monkeypatch: pytest.MonkeyPatch) 
 def test_a_config_that_would_show_nothing_is_refused(changes: dict[str, Any], text: str) -> None:
     broken = examine(Plain, partial(sliding, **changes)).broken
     assert text in next(iter(broken.values()))
+
+
+def test_a_scale_that_is_wrong_in_16_bits_alone_is_caught() -> None:
+    report = examine(UnroundedScale, lambda: GemmaConfig(**SIZES, head_dim=8))
+    assert re.search(
+        r"expected a scale of about 5\.6.*, got `?5\.65685`? \(input of block 0, torch\.bfloat16\)",
+        report.broken["embedding"],
+    )
 
 
 def test_the_error_lists_every_clause_with_its_outcome() -> None:

@@ -67,6 +67,14 @@ class Gemma4(DecoderArchitecture):
                 next_step="Use Gemma 4 31B, E4B or E2B: experts are 3-D parameters, neither quantized nor adapted as "
                 "linear layers",
             )
+        if text.num_kv_shared_layers < 0:
+            raise refuse_feature(
+                config,
+                expected="0 or more blocks that read another block's keys and values",
+                got=text.num_kv_shared_layers,
+                where="num_kv_shared_layers",
+                next_step="Download config.json again",
+            )
         if text.num_kv_shared_layers:
             self._check_sharing(config, text)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from poros.decoder import DecoderArchitecture, Tables
+from poros.decoder import DecoderArchitecture, Tables, refuse_feature
 from poros.kernels import active_kernel, torch_kernels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 __all__ = ["Qwen2", "Qwen3", "Qwen3_5"]
 
@@ -59,6 +62,20 @@ class Qwen3_5(DecoderArchitecture):  # noqa: N801 - the version's dot
         r"(model\.)?visual\..*",
         r"mtp\..*",
     )
+
+    def check_config(self, config: PreTrainedConfig) -> None:
+        """Refuse linear attention whose heads do not share evenly; see `Architecture.check_config`."""
+        super().check_config(config)
+        text: Any = self.text_config(config)
+        keys, values = text.linear_num_key_heads, text.linear_num_value_heads
+        if keys <= 0 or values % keys:
+            raise refuse_feature(
+                config,
+                expected=f"a divisor of `linear_num_value_heads` ({values})",
+                got=keys,
+                where="linear_num_key_heads",
+                next_step="Download config.json again",
+            )
 
     def rotary_tables(
         self, rotary: nn.Module, hidden: torch.Tensor, position_ids: torch.Tensor, types: Collection[str]

@@ -82,6 +82,7 @@ class DecoderArchitecture(Architecture):
                     where=f"layer_types[{index}]",
                     next_step="Use another model of this family",
                 )
+        self._check_attention(config, text)
         for where, rope in _rope_parameters(text):
             rope_type = rope.get("rope_type", "default")
             if rope_type not in self.rope_types:
@@ -92,6 +93,43 @@ class DecoderArchitecture(Architecture):
                     where=f"{where}.rope_type",
                     next_step="Remove the rope scaling from config.json if the run's lengths do not need it",
                 )
+            base = rope.get("rope_theta", 1.0)
+            if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < float("inf"):
+                raise refuse_feature(
+                    config,
+                    expected="a positive number as the rotary base",
+                    got=base,
+                    where=f"{where}.rope_theta",
+                    next_step="Download config.json again",
+                )
+
+    def _check_attention(self, config: PreTrainedConfig, text: PreTrainedConfig) -> None:
+        """Refuse heads that do not share evenly and windows that show nothing: layers fail late, or compute NaN."""
+        own = (
+            getattr(text, "per_layer_attributes", None) or ()
+        )  # no single value is in effect, and reading one raises
+        heads, groups, window = (
+            None if name in own else getattr(text, name, None)
+            for name in ("num_attention_heads", "num_key_value_heads", "sliding_window")
+        )
+        if isinstance(heads, int) and isinstance(groups, int) and (groups <= 0 or heads % groups):
+            raise refuse_feature(
+                config,
+                expected=f"a divisor of `num_attention_heads` ({heads})",
+                got=groups,
+                where="num_key_value_heads",
+                next_step="Download config.json again",
+            )
+        types = {self.layer_type(text, index) for index in range(text.num_hidden_layers)}
+        slides = "sliding_attention" in types and "sliding_window" not in own
+        if slides and not (isinstance(window, int) and window > 0):
+            raise refuse_feature(
+                config,
+                expected="a positive number of tokens, because some layers slide",
+                got=window,
+                where="sliding_window",
+                next_step="Download config.json again",
+            )
 
     def build(self, config: PreTrainedConfig) -> nn.Module:
         """Build the causal language model on the meta device with SDPA attention."""

@@ -28,7 +28,7 @@ from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
 from poros.engine.loss import LossHead
 from poros.engine.per_block import PerBlockTable
-from poros.errors import ArchitectureError, ConfigError, explain
+from poros.errors import ArchitectureError, ConfigError, PorosError, explain
 from poros.interfaces import (
     Architecture,
     BlockContext,
@@ -115,7 +115,7 @@ def make_meta_model(
         )
     given, config = config, architecture.text_config(config)
     wrapper = given if given is not config else None
-    module = architecture.build(config)
+    module = _build(architecture, config)
     parts = architecture.parts(config)
     names = tuple(
         name for name in module.state_dict() if not (parts.tied and name.startswith(f"{parts.head}."))
@@ -147,6 +147,24 @@ def make_meta_model(
         state_writers=_state_writers(architecture, states),
         per_block_inputs=architecture.per_block_inputs(module),
     )
+
+
+def _build(architecture: Architecture, config: PreTrainedConfig) -> nn.Module:
+    """Build the model; layers check few of their values, and fail in ways of their own."""
+    try:
+        return architecture.build(config)
+    except PorosError:
+        raise
+    except Exception as error:
+        raise ArchitectureError(
+            explain(
+                f"Cannot build this `{config.model_type}` model",
+                expected="values in config.json that Transformers' layers take",
+                got=" ".join(f"{type(error).__name__}: {error}".split())[:300],
+                where="config.json",
+                next_step="Correct the value that is named, or download config.json again",
+            )
+        ) from error
 
 
 def _state_writers(architecture: Architecture, states: Sequence[BlockStates]) -> dict[str, int]:

@@ -158,6 +158,8 @@ def _check_sizes(path: Path, raw: Mapping[str, Any], config: PreTrainedConfig) -
     if raw.get("num_experts_per_tok"):
         return  # the gate refuses experts by name; a size that is absent as well would hide why
     nested = raw.get("text_config")
+    if nested is None and getattr(config, "text_config", None) is not None:
+        raise _bad(path, "the field `text_config`", "none", "Download config.json again")
     if isinstance(nested, dict):
         text = getattr(config, "text_config", config)
         _check_fields(path, nested, text, NESTED_SIZE_FIELDS, "text_config.")

@@ -8,7 +8,8 @@ Shape letters: B batch, T tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -80,21 +81,26 @@ def record(subject: Subject, *, padded: bool) -> Recorded:
 
 
 def check_embedding(subject: Subject, _: Oracles) -> None:
-    """Embedding rows times `Architecture.embedding_scale` are what the first block gets."""
-    seen = record(subject, padded=False)
-    with torch.no_grad():
-        table: Any = subject.stock.get_submodule(subject.parts.embedding)
-        rows = table.weight[seen.input_ids]
-    scale = subject.architecture.embedding_scale(subject.text_config, torch.float32)
-    ours = rows if scale is None else rows * scale
-    if not torch.equal(ours, seen.inputs[0]):
-        ratio = float((seen.inputs[0] / rows).flatten().median())
-        raise broken(
-            "`embedding_scale` is not what Transformers does",
-            expected=f"a scale of about {ratio:.6g}",
-            got="None" if scale is None else f"{float(scale):.6g}",
-            where="input of block 0",
-        )
+    """Embedding rows times `Architecture.embedding_scale` are what the first block gets, in 32 and in 16 bits.
+
+    A scale that is not rounded as Transformers rounds it shows in 16 bits alone.
+    """
+    for dtype in (torch.float32, torch.bfloat16):
+        stock = copy.deepcopy(subject.stock).to(dtype)
+        seen = record(replace(subject, stock=stock), padded=False)
+        with torch.no_grad():
+            table: Any = stock.get_submodule(subject.parts.embedding)
+            rows = table.weight[seen.input_ids]
+        scale = subject.architecture.embedding_scale(subject.text_config, dtype)
+        ours = rows if scale is None else rows * scale
+        if not torch.equal(ours, seen.inputs[0]):
+            ratio = float((seen.inputs[0] / rows).flatten().median())
+            raise broken(
+                "`embedding_scale` is not what Transformers does",
+                expected=f"a scale of about {ratio:.6g}",
+                got="None" if scale is None else f"{float(scale):.6g}",
+                where=f"input of block 0, {dtype}",
+            )
 
 
 def check_blocks(subject: Subject, _: Oracles) -> None:

@@ -19,9 +19,6 @@ from poros.testing.subject import Subject, broken
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["check_parts", "check_registration", "check_targets"]
 
 # The residency clause streams through three slots: with fewer blocks nothing would ever be copied twice.
