@@ -145,6 +145,7 @@ def test_progress_lines_say_what_moved_and_stalled(capsys: pytest.CaptureFixture
                 h2d_bytes=3 * 2**30,
                 exposed_copy_seconds=1.25,
                 peak_device_bytes=None,
+                grown_host_bytes=0,
                 **fields,
             )
         )

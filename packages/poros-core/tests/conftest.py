@@ -103,6 +103,7 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
         evaluation: tuple[object, ...] = (),
         reporters: tuple[poros.Reporter, ...] = (),
         data_record: dict[str, object] | None = None,
+        run_record: dict[str, object] | None = None,
         **settings: object,
     ) -> poros.Trainer:
         opened = poros.open_model(
@@ -119,6 +120,7 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
             evaluation=evaluation,  # type: ignore[arg-type]
             reporters=reporters,
             data_record=data_record,
+            run_record=run_record,
         )
 
     return make

@@ -25,6 +25,7 @@ from poros.errors import (
     UserError,
 )
 from poros.interfaces import MicroBatch
+from poros.planning.replay import replay
 from poros.run import StepEvent, WarmUpEvent
 from poros.run.guards import check_first_gradients
 
@@ -42,6 +43,7 @@ METRICS = {
     "h2d_bytes",
     "exposed_copy_seconds",
     "peak_device_bytes",
+    "grown_host_bytes",
 }
 
 
@@ -147,6 +149,52 @@ def test_the_record_holds_what_was_predicted_and_what_was_measured(
     assert record["rates"]["measured"] is True
     assert record["result"]["step_seconds"] == result.step_seconds > 0
     assert record["plan"] == {f: getattr(trainer.planned.plan, f) for f in record["plan"]}
+
+
+def test_the_record_holds_the_planned_timeline_that_the_prediction_was_made_from(
+    make_trainer: Make, make_steps: Any, tmp_path: Path
+) -> None:
+    with make_trainer(tmp_path, steps=make_steps(epochs=1)) as trainer:
+        trainer.run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    played, spans = replay(record["predicted_timeline"])
+    passes = record["predicted_timeline"]["passes"]
+    assert passes * played.link_seconds == record["predicted_step"]["link_seconds"]
+    assert 0 < passes * played.seconds < record["predicted_step"]["seconds"]
+    assert sum(s.seconds for s in spans if s.lane == "compute") == pytest.approx(played.compute_seconds)
+    assert max(s.start + s.seconds for s in spans) == pytest.approx(played.seconds)
+
+
+def test_the_record_says_after_which_step_a_run_was_stopped_and_resumed(
+    make_trainer: Make, make_steps: Any, tmp_path: Path
+) -> None:
+    reporter = OnStep(lambda event: trainer.request_stop() if event.step == 2 else None)
+    with make_trainer(tmp_path, steps=make_steps(epochs=1), reporters=(reporter,)) as trainer:
+        trainer.run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["first_step"], record["result"]["interrupted"], record["result"]["steps"]) == (0, True, 2)
+    with make_trainer(tmp_path, steps=make_steps(epochs=1), resume=True) as trainer:
+        trainer.run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert (record["first_step"], record["result"]["interrupted"]) == (2, False)
+
+
+def test_the_record_says_why_a_run_failed(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:
+    def fail(event: StepEvent) -> None:
+        raise poros.errors.NonFiniteError("Step 1 is not finite.")
+
+    trainer = make_trainer(tmp_path, steps=make_steps(epochs=1), reporters=(OnStep(fail),))
+    with trainer, pytest.raises(poros.errors.NonFiniteError):
+        trainer.run()
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["failure"] == "Step 1 is not finite."
+    assert "result" not in record
+
+
+def test_the_record_holds_what_its_caller_adds(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:
+    with make_trainer(tmp_path, steps=make_steps(epochs=1), run_record={"data": {"rows": 3}}) as trainer:
+        trainer.run()
+    assert json.loads((tmp_path / "run.json").read_text())["data"] == {"rows": 3}
 
 
 def test_a_plan_that_is_given_is_taken_as_it_is(make_trainer: Make, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from poros.errors import CheckpointError, ConfigError, explain
 from poros.plugins import Registry
 from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
+from poros.run.fingerprint import flatten
 from poros.units import parse_size
 from poros_cli.config import RunConfig
 from poros_cli.gate_text import verdict_sentence
@@ -117,6 +118,13 @@ def assemble(
             "order": config.rows.order,
             "weights": list(rows.weights),
             "packing": config.rows.packing,
+        },
+        run_record={
+            "config": flatten(config),
+            "data": {
+                "training": rows.report.record(),
+                "held_out": None if held_out is None else held_out.report.record(),
+            },
         },
     )
     return Assembled(trainer=trainer, model=model, tokenizer=tokenizer, rows=rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poros.blocks.placement import spread_evenly
+from poros.engine.schedule import Schedule
 from poros.planning.device_terms import head_chunk_bytes, num_slots
 from poros.planning.facts import ModelFacts
 from poros.planning.rates import Rates
@@ -13,7 +14,7 @@ from poros.planning.timeline import Durations, play, steady_schedule
 from poros.planning.visit_cost import VisitCost, loss_seconds, optimizer_seconds, visit_cost
 from poros.settings import Numerics, Plan
 
-__all__ = ["StepTime", "predict_step_time"]
+__all__ = ["StepTime", "pass_durations", "predict_step_time"]
 
 # On a busy link, rows and head chunks that come from the host arrive later than the timeline has them: with both there,
 # 1.2 to 1.4 times as much copy time was left open as predicted (7B and 32B, 512 tokens, H200: the receipts of commit
@@ -50,15 +51,11 @@ class StepTime:
         return self.tokens / self.seconds
 
 
-def predict_step_time(
+def pass_durations(
     facts: ModelFacts, rates: Rates, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str
-) -> StepTime:
-    """Predict a step of ``shape`` under ``plan``.
-
-    Micro-batch-major steps are taken as one pass after another, each beginning with an idle link: a little pessimistic.
-    """
+) -> tuple[Schedule, Durations, int]:
+    """Return the schedule of one pass, how long its parts take, and how many passes make a step."""
     together = shape.num_micro_batches if plan.order == "block-major" else 1
-    passes = shape.num_micro_batches // together
     streamed = plan.residency == "streamed"
     resident = spread_evenly(plan.resident_blocks if streamed else facts.num_blocks, facts.num_blocks)
     costs: dict[int, tuple[VisitCost, int]] = {}
@@ -93,16 +90,27 @@ def predict_step_time(
     )
     slots = num_slots(facts, plan, len(chunks))
     schedule = steady_schedule(facts.num_blocks, resident, slots, facts.lowest_adapted, len(chunks))
+    return schedule, durations, shape.num_micro_batches // together
+
+
+def predict_step_time(
+    facts: ModelFacts, rates: Rates, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str
+) -> StepTime:
+    """Predict a step of ``shape`` under ``plan``.
+
+    Micro-batch-major steps are taken as one pass after another, each beginning with an idle link: a little pessimistic.
+    """
+    schedule, durations, passes = pass_durations(facts, rates, numerics, plan, shape, device_type)
     played = play(schedule, durations)
     after = optimizer_seconds(facts, rates)
     link_seconds = passes * played.link_seconds
     exposed = played.seconds - played.compute_seconds
-    if host_rows or chunks:
+    if durations.row_out or durations.head:
         exposed *= EXPOSED_WITH_HOST_ROWS
     return StepTime(
         seconds=passes * (played.compute_seconds + exposed) + after,
         compute_seconds=passes * played.compute_seconds + after,
         link_seconds=link_seconds,
-        h2d_bytes=round(link_seconds * link),
+        h2d_bytes=round(link_seconds * rates.link_bytes_per_second),
         tokens=shape.step_positions,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from poros.engine.offload import NUM_RING_ROWS
 from poros.engine.schedule import Loss, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 
-__all__ = ["Durations", "Played", "play", "steady_schedule"]
+__all__ = ["Durations", "Played", "Span", "play", "steady_schedule"]
 
 # How many visits before its own a row of boundary activations is called back.
 ROWS_AHEAD = NUM_RING_ROWS - 1
@@ -49,6 +49,24 @@ class Played:
     link_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of a pass.
+
+    Attributes:
+        lane: ``copy`` (the link) or ``compute``.
+        what: ``block``, ``row`` (both copies), ``forward``, ``backward``, ``head`` or ``loss``.
+        block: its number, of a vocabulary chunk counted on behind the blocks; None where there is none.
+        start, seconds: since the pass began.
+    """
+
+    lane: str
+    what: str
+    block: int | None
+    start: float
+    seconds: float
+
+
 @functools.lru_cache(maxsize=4096)
 def steady_schedule(
     num_blocks: int, resident: frozenset[int], num_slots: int, lowest_backward: int, num_head_chunks: int
@@ -71,8 +89,17 @@ def steady_schedule(
     return after(after((None,) * num_slots).slots)
 
 
-def play(schedule: Schedule, durations: Durations) -> Played:
-    """Return how long a pass takes. At its beginning the link is idle and every slot holds what it is said to hold."""
+def play(schedule: Schedule, durations: Durations, spans: list[Span] | None = None) -> Played:
+    """Return how long a pass takes. At its beginning the link is idle and every slot holds what it is said to hold.
+
+    Args:
+        spans: receives every stretch in the order of the schedule; None keeps none.
+    """
+
+    def note(lane: str, what: str, block: int | None, end: float, seconds: float) -> None:
+        if spans is not None and seconds:
+            spans.append(Span(lane, what, block, end - seconds, seconds))
+
     compute = link = busy_compute = busy_link = out = back = 0.0
     filled: dict[int, float] = {}
     released: dict[int, float] = {}
@@ -83,11 +110,13 @@ def play(schedule: Schedule, durations: Durations) -> Played:
             link = max(link, released.get(op.slot, 0.0)) + durations.copy[op.block]
             busy_link += durations.copy[op.block]
             filled[op.slot] = link
+            note("copy", "block", op.block, link, durations.copy[op.block])
         elif isinstance(op, Release):
             released[op.slot] = compute
         elif isinstance(op, Loss):
             compute += durations.loss
             busy_compute += durations.loss
+            note("compute", "loss", None, compute, durations.loss)
         elif isinstance(op, Visit):
             start = compute if op.slot is None else max(compute, filled.get(op.slot, 0.0))
             forward, backward = op.direction == "forward", op.direction == "backward"
@@ -98,6 +127,7 @@ def play(schedule: Schedule, durations: Durations) -> Played:
                 back = max(back, begun[max(0, len(begun) - ROWS_AHEAD)]) + durations.row_in
                 link += durations.row_in
                 busy_link += durations.row_in
+                note("copy", "row", op.block, link, durations.row_in)
                 start = max(start, back)
             begun.append(start)
             spent = (
@@ -109,6 +139,7 @@ def play(schedule: Schedule, durations: Durations) -> Played:
             )
             compute = start + spent
             busy_compute += spent
+            note("compute", op.direction, op.block, compute, spent)
             if durations.row_out and forward:
                 out = max(out, compute) + durations.row_out
                 outs.append(out)

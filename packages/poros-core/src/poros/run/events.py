@@ -71,6 +71,7 @@ class StepEvent:
         exposed_copy_seconds: time that compute waited for copies.
         peak_device_bytes: most device memory that the whole process held so far: its context and the highest
             reservation; None on the CPU.
+        grown_host_bytes: resident size of this process after the step, less what it was when the trainer was made.
     """
 
     step: int
@@ -84,6 +85,7 @@ class StepEvent:
     h2d_bytes: int
     exposed_copy_seconds: float
     peak_device_bytes: int | None
+    grown_host_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from poros.checkpoint import atomic_write_json
+from poros.errors import OutputError, PorosError
 from poros.planning.planner import PlannedRun
 from poros.run.device import describe_device
 from poros.run.fingerprint import flatten
 
-__all__ = ["RUN_FILE", "environment", "peak_host_bytes", "planned_record"]
+__all__ = [
+    "REPORT_FILE",
+    "RUN_FILE",
+    "environment",
+    "failure_recorded",
+    "peak_host_bytes",
+    "planned_record",
+]
 
 RUN_FILE = "run.json"
+# What `poros report` writes; it is named here because a run that starts anew makes it stale.
+REPORT_FILE = "report.html"
 DISTRIBUTIONS = (
     "poros-core",
     "poros-quant",
@@ -58,6 +72,18 @@ def planned_record(planned: PlannedRun, with_one_more_gb: PlannedRun) -> dict[st
         "budget": flatten(planned.budget),
         "rates": flatten(planned.rates),
     }
+
+
+@contextlib.contextmanager
+def failure_recorded(path: Path, record: Mapping[str, Any]) -> Iterator[None]:
+    """Add why the run failed to its record, and let the error go on; one of an unknown kind comes with its class."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, PorosError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OutputError):  # a full disk; the error that is on its way says more
+            atomic_write_json(path, {**record, "failure": reason})
+        raise
 
 
 def peak_host_bytes() -> int:

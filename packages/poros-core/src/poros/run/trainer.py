@@ -16,8 +16,10 @@ from poros import determinism
 from poros.checkpoint import atomic_write_json, check_free_space, prepare_output_folder, prune
 from poros.engine.engine import Engine
 from poros.errors import BudgetError, ConfigError, UserError, explain
+from poros.evidence import platform_status
 from poros.interfaces import MicroBatch, StepSource
 from poros.optimizer import BankOptimizer
+from poros.planning.replay import timeline_record
 from poros.run.checkpointing import find_checkpoint, restore_state, save_state, state_bytes
 from poros.run.device import describe_device, refuse_many_processes, resolve_device, slow_arithmetic_notes
 from poros.run.events import (
@@ -36,7 +38,14 @@ from poros.run.memory import context_bytes
 from poros.run.metrics import METRICS_FILE, MetricsFile
 from poros.run.opening import OpenModel
 from poros.run.placement import plan_run
-from poros.run.record import RUN_FILE, environment, peak_host_bytes, planned_record
+from poros.run.record import (
+    REPORT_FILE,
+    RUN_FILE,
+    environment,
+    failure_recorded,
+    peak_host_bytes,
+    planned_record,
+)
 from poros.run.settings import RunSettings
 from poros.run.signals import stop_signals
 from poros.run.totals import (
@@ -50,8 +59,8 @@ from poros.units import list_terms
 
 __all__ = ["Trainer"]
 
-# What a run writes into its output folder, and what `overwrite` removes.
-OWNED = ("checkpoints", ADAPTER_FOLDER, METRICS_FILE, RUN_FILE)
+# What a run and its report write into the output folder, and what `overwrite` removes.
+OWNED = ("checkpoints", ADAPTER_FOLDER, METRICS_FILE, RUN_FILE, REPORT_FILE)
 # The first captures nothing: kernels run as they are. The second captures.
 WARM_UP_PASSES = 2
 
@@ -79,6 +88,7 @@ class Trainer:
         evaluation: Sequence[MicroBatch] = (),
         reporters: Sequence[Reporter] = (),
         data_record: Mapping[str, Any] | None = None,
+        run_record: Mapping[str, Any] | None = None,
     ) -> None:
         """Check the environment, the output folder, the checkpoint to resume from and the memory.
 
@@ -89,6 +99,7 @@ class Trainer:
             evaluation: held-out micro-batches.
             reporters: receive events; ``metrics.jsonl`` is written anyway.
             data_record: what ``steps.fingerprint`` was made from, to explain a difference when resuming.
+            run_record: what ``run.json`` shall hold besides, as JSON values.
 
         Raises:
             UserError: several processes, no such device, a used output folder, no checkpoint to resume from or one of
@@ -107,6 +118,7 @@ class Trainer:
         self.output = prepare_output_folder(Path(settings.output), resume=keep)
         self.fingerprint = self._fingerprint(data_record or {})
         self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
+        self._run_record = dict(run_record or {})
         self._resumed = self._find_checkpoint() if settings.resume else None
         self._largest, shape = survey_steps(steps, self.evaluation)
         self.planned, self.with_one_more_gb, notes = plan_run(model, settings, self.device, shape)
@@ -226,11 +238,15 @@ class Trainer:
         engine = self.load()
         first, total = self._resumed[0].step if self._resumed else 0, self.steps.num_steps
         self._prepare_output()
-        record = self._record()
+        record = {**self._record(), "first_step": first}
         atomic_write_json(self.output / RUN_FILE, record)
         self._tell("on_start", StartEvent(first_step=first, num_steps=total, record=record, notes=self.notes))
         done = first
-        with stop_signals(self.request_stop), self._explaining_out_of_memory():
+        with (
+            failure_recorded(self.output / RUN_FILE, record),
+            stop_signals(self.request_stop),
+            self._explaining_out_of_memory(),
+        ):
             if first < total:
                 self._warm_up(engine, first)
             while done < total and not self._stop:
@@ -242,9 +258,7 @@ class Trainer:
                     self._save(done)
             if done == total:
                 return self._finish(done, record)
-        result = self._result(done, interrupted=True)
-        self._tell("on_end", result)
-        return result
+            return self._conclude(self._result(done, interrupted=True), record)
 
     @staticmethod
     def _due(every: int | None, done: int, total: int) -> bool:
@@ -307,6 +321,7 @@ class Trainer:
             h2d_bytes=copies.h2d_bytes,
             exposed_copy_seconds=copies.exposed_copy_seconds,
             peak_device_bytes=self._peak_device_bytes(),
+            grown_host_bytes=max(0, int(psutil.Process().memory_info().rss) - self._host_bytes_before),
         )
         self._totals.add(event)
         self._tell("on_step", event)
@@ -366,23 +381,31 @@ class Trainer:
     def _finish(self, done: int, record: dict[str, Any]) -> RunResult:
         adapter, report = save_final_adapter(self.output, self.model, self.engine)
         result = self._result(done, interrupted=False, adapter=adapter, adapter_report=report)
+        return self._conclude(result, record)
+
+    def _conclude(self, result: RunResult, record: dict[str, Any]) -> RunResult:
         atomic_write_json(self.output / RUN_FILE, {**record, "result": flatten(result)})
         self._tell("on_end", result)
         return result
 
     def _record(self) -> dict[str, Any]:
         model, settings = self.model, self.settings
+        timeline = timeline_record(model.meta, model.numerics, self.planned, self.device.type)
         return {
+            **self._run_record,
             "model": {
                 "name": model.name,
                 "architecture": model.meta.architecture.name,
                 "status": model.verdict.status,
                 "registered_by": model.verdict.distribution,
+                "receipts": [flatten(receipt) for receipt in model.verdict.receipts],
+                "platform": platform_status(model.verdict.receipts, self.device),
             },
             "num_blocks": len(model.meta.blocks),
             "device": describe_device(self.device),
             "fingerprint": self.fingerprint,
             **planned_record(self.planned, self.with_one_more_gb),
+            "predicted_timeline": timeline,
             "settings": flatten(settings),
             "notes": list(self.notes),
         }
