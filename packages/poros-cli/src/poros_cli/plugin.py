@@ -14,6 +14,7 @@ from poros_cli.commands.generate import generate
 from poros_cli.commands.merge import merge
 from poros_cli.commands.new_arch import new_arch
 from poros_cli.commands.quickstart import quickstart
+from poros_cli.commands.report import report
 from poros_cli.commands.train import train
 
 __all__ = ["poros_register_commands"]
@@ -22,4 +23,4 @@ __all__ = ["poros_register_commands"]
 @hookimpl
 def poros_register_commands() -> list[click.Command]:
     """Return the built-in commands."""
-    return [bench, check, config, data, doctor, generate, merge, new_arch, quickstart, train]
+    return [bench, check, config, data, doctor, generate, merge, new_arch, quickstart, report, train]

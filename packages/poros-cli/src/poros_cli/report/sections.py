@@ -1,0 +1,154 @@
+"""The tables and sentences of the page, from a run's record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from poros.units import format_bytes, format_gb
+from poros_cli.plan_text import BINDINGS, budget_sentence, plan_sentence
+from poros_cli.report.curves import NOT_RECORDED, number
+from poros_cli.report.run_files import RunFiles
+from poros_data.report import DataReport
+
+__all__ = ["DataSummary", "comparison", "data_summaries", "plan_lines", "receipts", "state", "terms", "tiles"]
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSummary:
+    """What reading a data set found: sentences, and rows by length with their share of the longest bar."""
+
+    title: str
+    lines: Sequence[str]
+    lengths: Sequence[tuple[str, str, int]]
+
+
+def state(run: RunFiles) -> tuple[str, str]:
+    """Return how the run ended, as a word (a CSS class too) and a sentence."""
+    record, total = run.record, run.record["fingerprint"].get("num_steps", "?")
+    result, done = record.get("result"), run.steps[-1]["step"] if run.steps else 0
+    first = record.get("first_step") or 0
+    resumed = f" It was resumed after step {first}." if first else ""
+    if record.get("failure"):
+        return "failed", f"Stopped after step {done} of {total}: {record['failure']}{resumed}"
+    if result is None:
+        return "unfinished", (
+            f"No end is recorded: {done} of {total} steps are, and the run is still going on or its process was "
+            f"ended.{resumed}"
+        )
+    if result.get("interrupted"):
+        return "interrupted", (
+            f"Interrupted after step {result.get('steps')} of {total}; `--resume` goes on from there.{resumed}"
+        )
+    return "finished", f"All {result.get('steps')} steps are done.{resumed}"
+
+
+def tiles(run: RunFiles) -> list[Row]:
+    """Return the few numbers of the page's head."""
+    steps, shown = run.steps, []
+    if steps:
+        losses = " to ".join(f"{step['loss']:.4f}" for step in (steps[0], steps[-1])[: len(steps)])
+        shown.append(("loss", losses))
+    if run.evaluations:
+        last = run.evaluations[-1]["eval_loss"]
+        perplexity = f", perplexity {math.exp(last):.4g}" if last < 100 else ""
+        shown.append(("held-out loss", f"{last:.4f}{perplexity}"))
+    if steps:
+        seconds = sum(step["seconds"] for step in steps)
+        tokens = sum(step["tokens"] for step in steps)
+        shown.append(("steps", f"{len(steps)} in {seconds:.4g} s"))
+        shown.append(("tokens per second", number(tokens / seconds) if seconds else "?"))
+        moved = sum(step.get("h2d_bytes") or 0 for step in steps)
+        waited = sum(step.get("exposed_copy_seconds") or 0.0 for step in steps)
+        shown.append(("moved to the device", f"{format_bytes(moved)}, waited {waited:.3g} s"))
+        if peak := max(step.get("peak_device_bytes") or 0 for step in steps):
+            shown.append(("peak device memory", format_gb(peak)))
+    return shown
+
+
+def comparison(run: RunFiles) -> list[tuple[str, str, str]]:
+    """Return (what, predicted, measured)."""
+    record, result = run.record, run.record.get("result") or {}
+    predicted = record.get("predicted_step") or {}
+    device, host = (sum((record.get(f"predicted_{w}_bytes") or {}).values()) for w in ("device", "host"))
+    peak = result.get("peak_device_bytes") or max(
+        (s.get("peak_device_bytes") or 0 for s in run.steps), default=0
+    )
+    grown = result.get("grown_host_bytes")
+    unknown = "not recorded" if result else "known at the end of a run"
+    rows = [
+        (
+            "largest steps",
+            f"{number(predicted['seconds'])} s" if predicted else "not recorded",
+            f"{number(result['step_seconds'])} s" if result.get("step_seconds") else unknown,
+        )
+    ]
+    if peak:
+        rows.append(("peak device memory", format_gb(device), format_gb(peak)))
+    rows.append(
+        (
+            "peak host memory, added to the process" + ("" if peak else " (the device is the CPU)"),
+            format_gb(host if peak else host + device),
+            unknown if grown is None else format_gb(grown),
+        )
+    )
+    return rows
+
+
+def terms(record: Mapping[str, Any], where: str) -> list[tuple[str, str, int]]:
+    """Return the predicted memory terms of ``device`` or ``host``, largest first, with their share in per cent."""
+    found = record.get(f"predicted_{where}_bytes") or {}
+    ordered = sorted(((name, size) for name, size in found.items() if size), key=lambda item: -item[1])
+    largest = ordered[0][1] if ordered else 1
+    return [(name, format_gb(size), round(100 * size / largest)) for name, size in ordered]
+
+
+def plan_lines(record: Mapping[str, Any]) -> list[str]:
+    """Return the plan, what it was made under and what binds it, in sentences."""
+    lines = [plan_sentence(record["plan"], record.get("num_blocks", 0))]
+    if record.get("budget"):
+        lines.append(budget_sentence(record["budget"]))
+    if record.get("binding") in BINDINGS:
+        lines.append(f"The step is {BINDINGS[record['binding']]}.")
+    if record.get("rates"):
+        lines.append(f"Rates behind the prediction: {record['rates'].get('origin', 'unknown')}.")
+    return lines
+
+
+def data_summaries(run: RunFiles) -> tuple[list[DataSummary], str]:
+    """Return the summaries of the training and the held-out rows, and why there is none."""
+    recorded = run.record.get("data")
+    if not recorded:
+        return [], NOT_RECORDED
+    summaries = []
+    for name, title in (("training", "Training rows"), ("held_out", "Held-out rows")):
+        if not recorded.get(name):
+            continue
+        try:
+            report = DataReport.from_record(recorded[name])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            summaries.append(
+                DataSummary(title=title, lines=["Recorded in a form that is not known here."], lengths=())
+            )
+            continue
+        most = max(report.lengths.values(), default=1)
+        lengths = [
+            (f"{size} tokens", f"{count} rows", round(100 * count / most))
+            for size, count in sorted(report.lengths.items())
+        ]
+        summaries.append(DataSummary(title=title, lines=report.lines(), lengths=lengths))
+    return summaries, "" if recorded.get("held_out") else "There were no held-out rows."
+
+
+def receipts(record: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return what stands behind the architecture's bitwise claim on the run's platform, and its receipts."""
+    model = record["model"]
+    if "receipts" not in model:
+        return NOT_RECORDED, []
+    if model.get("status") != "validated":
+        return "The architecture is user_asserted: no gate of Poros runs it, and nothing is claimed.", []
+    return f"For the platform of this run: {model.get('platform')}.", model["receipts"]
