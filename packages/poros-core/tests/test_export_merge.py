@@ -31,6 +31,22 @@ FLOAT32_LOGITS = 1e-5
 MakeAdapter = Callable[..., Path]
 
 
+class Row:
+    """A micro-batch."""
+
+    def __init__(self, input_ids: torch.Tensor, labels: torch.Tensor) -> None:
+        self.input_ids, self.labels = input_ids, labels
+
+
+class OneStep:
+    """A step source of a single step."""
+
+    num_steps, fingerprint = 1, "one"
+
+    def step(self, index: int) -> list[Row]:
+        return [Row(torch.tensor([IDS]), torch.tensor([IDS]))]
+
+
 @pytest.fixture
 def make_adapter(tiny_model: Path, tmp_path: Path) -> MakeAdapter:
     """Save an adapter with random values as PEFT itself does; keyword arguments are `LoraConfig`'s."""
@@ -50,11 +66,29 @@ def make_adapter(tiny_model: Path, tmp_path: Path) -> MakeAdapter:
     return make
 
 
-@pytest.fixture
-def merged(registry: Registry, tiny_model: Path, tmp_path: Path) -> Callable[..., MergeReport]:
-    """Merge an adapter folder into ``tmp_path / "merged"``."""
+@pytest.fixture(scope="module")
+def run_folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a one-step NF4 run."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    opened = poros.open_model(tiny_model, lora=poros.LoraSettings(rank=4))
+    optimizer = poros.OptimizerSettings(learning_rate=1e-2)
+    settings = poros.RunSettings(
+        output=folder, device="cpu", optimizer=optimizer, plan=poros.Plan(num_slots=2)
+    )
+    with poros.Trainer(opened, OneStep(), settings) as trainer:
+        trainer.run()
+    return folder
 
-    def run(adapter: Path, *, model: Path = tiny_model, **more: Any) -> MergeReport:
+
+@pytest.fixture
+def merged(
+    registry: Registry, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., MergeReport]:
+    """Merge an adapter folder into ``tmp_path / "merged"``; the probe only runs where a test looks at it."""
+
+    def run(adapter: Path, *, model: Path = tiny_model, probed: bool = False, **more: Any) -> MergeReport:
+        if not probed:
+            monkeypatch.setattr(merging, "probe_logits", lambda *_: torch.zeros(len(IDS), 1))
         arguments: dict[str, Any] = {"registry": registry, "probe": lambda _: IDS, **more}
         return merge(find_adapter(adapter), model, tmp_path / "merged", **arguments)
 
@@ -72,10 +106,8 @@ def peft_merge(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, torch
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "rslora": {"use_rslora": True},
     "rank pattern": {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.mlp.down_proj": 32}},
     "pattern and rslora": {"rank_pattern": {r"layers\.0\..*q_proj": 3}, "use_rslora": True},
-    "one block": {"layers_to_transform": [1]},
     "regular expression": {"target_modules": r".*\.0\.self_attn\.(q|v)_proj|.*\.1\.mlp\.up_proj"},
 }
 
@@ -109,7 +141,7 @@ def test_stock_transformers_loads_the_folder_without_a_missing_key(
     make_adapter: MakeAdapter, merged: Any, tiny_model: Path
 ) -> None:
     adapter = make_adapter()
-    report = merged(adapter)
+    report = merged(adapter, probed=True)
     model, info = AutoModelForCausalLM.from_pretrained(
         report.folder, dtype=torch.float32, output_loading_info=True
     )
@@ -130,7 +162,7 @@ def test_an_adapter_of_zeros_merges_to_the_base_and_differs_nowhere(
     adapter = make_adapter()
     path = adapter / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
-    report = merged(adapter)
+    report = merged(adapter, probed=True)
     base, found = tensors(tiny_model), tensors(report.folder)
     assert all(torch.equal(found[name], base[name]) for name in found)
     (difference,) = report.differences
@@ -182,7 +214,7 @@ def test_a_float32_base_is_rounded_once_and_that_is_said(
 ) -> None:
     base = _save(tmp_path / "base", torch.float32)
     adapter = make_adapter(base)
-    report = merged(adapter, model=base)
+    report = merged(adapter, model=base, probed=True)
     expected = peft_merge(base, adapter, torch.float32)
     assert all(torch.equal(t, expected[n].to(torch.bfloat16)) for n, t in tensors(report.folder).items())
     assert any("in torch.float32" in note for note in report.notes)
@@ -196,7 +228,7 @@ def test_dequantized_merges_onto_what_training_multiplied_with(
     from poros.export.weights import merge_pair
 
     adapter = make_adapter()
-    report = merged(adapter, base="dequantized", quantization="nf4")
+    report = merged(adapter, base="dequantized", quantization="nf4", probed=True)
     found = tensors(report.folder)
     opened = open_with_adapter(
         tiny_model, find_adapter(adapter), quantization="nf4", numerics=poros.Numerics(), registry=registry
@@ -229,19 +261,8 @@ def _place(name: str) -> tuple[int, str]:
     return int(index), path
 
 
-class Row:
-    """A micro-batch."""
-
-    def __init__(self, input_ids: torch.Tensor, labels: torch.Tensor) -> None:
-        self.input_ids, self.labels = input_ids, labels
-
-
-def test_a_run_folder_is_an_adapter_that_knows_its_format(
-    make_trainer: Any, merged: Any, tmp_path: Path, make_steps: Any
-) -> None:
-    with make_trainer(tmp_path / "run", steps=make_steps(epochs=1)) as trainer:
-        trainer.run()
-    report = merged(tmp_path / "run")
+def test_a_run_folder_is_an_adapter_that_knows_its_format(merged: Any, run_folder: Path) -> None:
+    report = merged(run_folder, probed=True)
     assert [d.reference for d in report.differences] == [
         "the original base + adapter",
         "the nf4 base that was trained + adapter",
@@ -254,9 +275,9 @@ def test_a_run_folder_is_an_adapter_that_knows_its_format(
 def test_peak_memory_is_a_shard_and_little_more(
     make_adapter: MakeAdapter, merged: Any, tmp_path: Path
 ) -> None:
-    base = _save(tmp_path / "base", num_hidden_layers=12, hidden_size=64, intermediate_size=256)
+    base = _save(tmp_path / "base", num_hidden_layers=6, hidden_size=64, intermediate_size=256)
     adapter = make_adapter(base)
-    shard_bytes = 200_000
+    shard_bytes = 120_000
     num_bytes = sum(t.nbytes for t in tensors(base).values())
     largest = max(t.nbytes for t in tensors(base).values())
     alive, peak = 0, 0
@@ -416,15 +437,13 @@ def test_a_folder_that_is_no_adapter_says_what_one_is(tmp_path: Path) -> None:
 
 
 def test_other_weight_files_than_the_runs_are_noted(
-    make_trainer: Any, merged: Any, tmp_path: Path, make_steps: Any, tiny_model: Path
+    merged: Any, tmp_path: Path, run_folder: Path, tiny_model: Path
 ) -> None:
-    with make_trainer(tmp_path / "run", steps=make_steps(epochs=1)) as trainer:
-        trainer.run()
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight.mul_(2)
     model.save_pretrained(tmp_path / "other")
-    report = merged(tmp_path / "run", model=tmp_path / "other")
+    report = merged(run_folder, model=tmp_path / "other")
     assert any("read other weight files" in note for note in report.notes)
 
 

@@ -24,6 +24,7 @@ from poros.run.device import refuse_many_processes, resolve_device, slow_arithme
 from poros.run.fingerprint import flatten
 from poros.run.generation import Sampling, stream_tokens
 from poros.run.placement import plan_run
+from poros.settings import Numerics
 from poros_cli.adapted import base_of
 from poros_cli.plan_text import plan_sentence
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
@@ -72,7 +73,7 @@ class Answerer:
         chosen = resolve_device(device)
         determinism.configure(chosen)
         found = None if adapter is None else find_adapter(adapter)
-        opened, adapted = _open(found, base_of(found, model), quantization, registry)
+        opened, adapted = _open(found, base_of(found, model), quantization, registry, chosen)
         for note in (*(opened.notes if adapted is None else adapted.notes), *_slow(opened, chosen)):
             self._say(f"Note: {note}")
         self._tokenizer = load_tokenizer(opened.folder)
@@ -183,16 +184,18 @@ class Answerer:
 
 
 def _open(
-    found: Adapter | None, name: str, quantization: str | None, registry: Registry
+    found: Adapter | None, name: str, quantization: str | None, registry: Registry, device: torch.device
 ) -> tuple[OpenModel, AdaptedModel | None]:
+    """Open a base with or without an adapter; where no run says how it was computed, on a CPU in float32."""
+    own = Numerics(compute_dtype=torch.float32) if device.type == "cpu" else Numerics()
     if found is None:
         weight_format = quantization or DEFAULT_FORMAT
-        return open_model(name, quantization=weight_format, registry=registry), None
+        return open_model(name, quantization=weight_format, numerics=own, registry=registry), None
     adapted = open_with_adapter(
         name,
         found,
         quantization=quantization or found.quantization(registry) or DEFAULT_FORMAT,
-        numerics=found.numerics(),
+        numerics=own if found.run is None else found.numerics(),
         registry=registry,
     )
     return adapted.model, adapted
