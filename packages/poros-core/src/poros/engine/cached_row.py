@@ -118,7 +118,10 @@ def _caching(module: nn.Module, index: int, cache: Any) -> Iterator[None]:
     own = [getattr(part, INDEX_ATTRIBUTE) for part in numbered]
     for part in numbered:
         setattr(part, INDEX_ATTRIBUTE, index)
-    module.forward = functools.partial(module.forward, **{cache_keyword(module.forward): cache})
+    forward, keyword = module.forward, cache_keyword(module.forward)
+    # Also where `call_block` says that there is none: a cache that is not read would change every token in silence.
+    call = functools.wraps(forward)(lambda *args, **kwargs: forward(*args, **{**kwargs, keyword: cache}))
+    module.forward = call
     try:
         yield
     finally:
