@@ -15,6 +15,7 @@ TIERS = ("cpu", "gpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, default="cpu", help="gpu also runs the tests marked `gpu`")
     parser.addoption("--real-models", action="store_true", help="also run the tests marked `real_model`")
+    parser.addoption("--browser", action="store_true", help="also run the tests marked `browser`")
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unwanted.add("gpu")
     if not config.getoption("--real-models"):
         unwanted.add("real_model")
+    if not config.getoption("--browser"):
+        unwanted.add("browser")
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in unwanted)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -112,6 +112,12 @@ def real_models(session: nox.Session) -> None:
     _python(session, "-m", "pytest", "--real-models", "-m", "real_model", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def browser(session: nox.Session) -> None:
+    """Pages in a real browser; fails without a Chromium. Pictures go to the folder that POROS_PICTURES names."""
+    _python(session, "-m", "pytest", "--browser", "-m", "browser", *session.posargs)
+
+
 @nox.session
 def oldest(session: nox.Session) -> None:
     """CPU tests with the oldest supported transformers and torch."""

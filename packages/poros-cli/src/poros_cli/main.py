@@ -22,6 +22,7 @@ Start here:
   poros check Qwen/Qwen2.5-7B         whether a model fits, before loading it
   poros quickstart --output runs/qs   a small real run from end to end
   poros train config.yaml             train a LoRA adapter
+  poros report runs/first             one page about a run, while it goes on or after
 
 \b
 Exit codes: 0 done, 1 failed, 2 your input or environment, 3 cannot compare, 130 interrupted after a clean save.

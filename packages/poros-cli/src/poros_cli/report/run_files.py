@@ -44,6 +44,11 @@ class RunFiles:
     evaluations: Sequence[Mapping[str, Any]]
     oddities: tuple[str, ...]
 
+    def largest_steps(self) -> list[Mapping[str, Any]]:
+        """Return the steps with the most positions: those that the prediction is about."""
+        most = max((step["tokens"] for step in self.steps), default=0)
+        return [step for step in self.steps if step["tokens"] == most]
+
 
 def read_run(folder: Path) -> RunFiles:
     """Read the output folder of a run, finished or not.

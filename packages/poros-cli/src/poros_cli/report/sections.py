@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from poros_data.report import DataReport
 
 __all__ = ["DataSummary", "comparison", "data_summaries", "plan_lines", "receipts", "state", "terms", "tiles"]
 
+UNKNOWN = "not recorded"
 Row = tuple[str, str]
 
 
@@ -78,13 +80,16 @@ def comparison(run: RunFiles) -> list[tuple[str, str, str]]:
     peak = result.get("peak_device_bytes") or max(
         (s.get("peak_device_bytes") or 0 for s in run.steps), default=0
     )
-    grown = result.get("grown_host_bytes")
-    unknown = "not recorded" if result else "known at the end of a run"
+    grown = result.get("grown_host_bytes") or max(
+        (step.get("grown_host_bytes") or 0 for step in run.steps), default=0
+    )
+    largest = [step["seconds"] for step in run.largest_steps()]
+    taken = result.get("step_seconds") or (statistics.median(largest) if largest else None)
     rows = [
         (
-            "largest steps",
-            f"{number(predicted['seconds'])} s" if predicted else "not recorded",
-            f"{number(result['step_seconds'])} s" if result.get("step_seconds") else unknown,
+            "largest steps, median",
+            f"{number(predicted['seconds'])} s" if predicted.get("seconds") else UNKNOWN,
+            f"{number(taken)} s" if taken else UNKNOWN,
         )
     ]
     if peak:
@@ -93,7 +98,7 @@ def comparison(run: RunFiles) -> list[tuple[str, str, str]]:
         (
             "peak host memory, added to the process" + ("" if peak else " (the device is the CPU)"),
             format_gb(host if peak else host + device),
-            unknown if grown is None else format_gb(grown),
+            format_gb(grown) if grown else UNKNOWN,
         )
     )
     return rows

@@ -17,6 +17,8 @@ __all__ = ["Lane", "StepTimeline", "step_timeline"]
 
 # Bars are drawn into this width and stretched to the page's.
 UNITS = 1000
+# Outlines would cover more bars than this on a phone.
+MAX_OUTLINED = 60
 # A wait that is shorter than this part of the pass is rounding.
 LEAST_WAIT = 1e-4
 
@@ -95,7 +97,8 @@ def _lane(
         f'width="{UNITS * span.seconds / total:.2f}" height="1"><title>{_describe(span)}</title></rect>'
         for span in spans
     )
-    svg = f'<svg class="bars" viewBox="0 0 {UNITS} 1" preserveAspectRatio="none">{bars}</svg>'
+    dense = " dense" if len(spans) > MAX_OUTLINED else ""
+    svg = f'<svg class="bars{dense}" viewBox="0 0 {UNITS} 1" preserveAspectRatio="none">{bars}</svg>'
     said = f"{_duration(busy)}, {busy / total:.0%} of the pass" if spans else "nothing to copy"
     stalled = f"; waits {_duration(waited)} ({waited / total:.0%})" if waited else ""
     return Lane(name=name, svg=Markup(svg), busy=said + stalled)
@@ -107,14 +110,13 @@ def _describe(span: Span) -> str:
 
 
 def _measured(run: RunFiles) -> str:
-    if not run.steps:
+    largest = run.largest_steps()
+    if not largest:
         return ""
-    most = max(step["tokens"] for step in run.steps)
-    largest = [step for step in run.steps if step["tokens"] == most]
     seconds = statistics.median(step["seconds"] for step in largest)
     waited = statistics.median(step.get("exposed_copy_seconds") or 0.0 for step in largest)
     text = (
-        f"Measured: the median of the {len(largest)} largest steps ({most} tokens) took {_duration(seconds)}, of which "
+        f"Measured: the median of the {len(largest)} largest steps ({largest[0]['tokens']} tokens) took {_duration(seconds)}, of which "
         f"compute waited {_duration(waited)} for copies"
     )
     return text + _link_share(largest, run.record.get("rates") or {}) + "."
