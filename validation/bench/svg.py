@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from poros_cli.report.scale import ticks
+
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 40, 50
 COLOURS = ("#0b6e4f", "#7bc8a4", "#c8553d", "#3d5a98", "#8e6c8a", "#777777")
@@ -60,8 +62,8 @@ class _Scale:
         points = [point for line in chart.lines for point in line.points]
         self.log_x = chart.log_x
         xs, ys = [x for x, _ in points], [y for _, y in points]
-        self.x_ticks = _powers(min(xs), max(xs)) if chart.log_x else _ticks(max(xs))
-        self.y_ticks = _ticks(max(ys))
+        self.x_ticks = _powers(min(xs), max(xs)) if chart.log_x else ticks(0.0, max(xs))
+        self.y_ticks = ticks(0.0, max(ys))
         self._first, self._last = self._place(self.x_ticks[0]), self._place(self.x_ticks[-1])
 
     def _place(self, x: float) -> float:
@@ -73,14 +75,6 @@ class _Scale:
 
     def y(self, value: float) -> float:
         return round(HEIGHT - BOTTOM - value / self.y_ticks[-1] * (HEIGHT - TOP - BOTTOM), 1)
-
-
-def _ticks(largest: float) -> list[float]:
-    """Return zero and up to eight round numbers, the last at or above ``largest``."""
-    rough = largest / 6
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
-    return [round(index * step, 10) for index in range(math.ceil(round(largest / step, 6)) + 1)]
 
 
 def _powers(least: float, largest: float) -> list[float]:

@@ -315,6 +315,7 @@ def test_overwrite_replaces_a_run_only_when_the_new_one_is_ready(
     with make_trainer(tmp_path, steps=make_steps(epochs=1), save_every=3) as trainer:
         trainer.run()
     (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "report.html").write_text("of the first run")
     with pytest.raises(BudgetError):
         make_trainer(tmp_path, overwrite=True, device_budget_bytes=1000)
     assert newest_complete(tmp_path)[0] is not None
@@ -322,6 +323,7 @@ def test_overwrite_replaces_a_run_only_when_the_new_one_is_ready(
         trainer.run()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     assert (tmp_path / "mine.txt").read_text() == "kept"
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_only_the_newest_checkpoints_are_kept(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from markupsafe import Markup
 from poros.checkpoint import atomic_write_bytes
 from poros.errors import OutputError, explain
 from poros_cli.report import sections
-from poros_cli.report.curves import memory_charts, training_charts
+from poros_cli.report.curves import training_charts
+from poros_cli.report.data_section import data_summaries
+from poros_cli.report.memory import memory_charts, terms
 from poros_cli.report.run_files import RunFiles
 from poros_cli.report.step_timeline import step_timeline
 
@@ -28,7 +30,7 @@ def render(run: RunFiles) -> str:
     record = run.record
     word, sentence = sections.state(run)
     charts, memory_notes = memory_charts(run)
-    data, data_note = sections.data_summaries(run)
+    data, data_note = data_summaries(run)
     platform, receipts = sections.receipts(record)
     fingerprint = record["fingerprint"]
     versions = {k: v for k, v in fingerprint.items() if k.startswith("environment.")}
@@ -47,7 +49,7 @@ def render(run: RunFiles) -> str:
         training=training_charts(run),
         memory=charts,
         memory_notes=memory_notes,
-        terms=[(where, sections.terms(record, where)) for where in ("device", "host")],
+        terms=[(where, terms(record, where)) for where in ("device", "host")],
         comparison=sections.comparison(run),
         plan=sections.plan_lines(record),
         timeline=step_timeline(run),

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from poros.units import format_bytes, format_gb
 from poros_cli.plan_text import BINDINGS, budget_sentence, plan_sentence
 from poros_cli.report.curves import NOT_RECORDED, number
 from poros_cli.report.run_files import RunFiles
-from poros_data.report import DataReport
 
-__all__ = ["DataSummary", "comparison", "data_summaries", "plan_lines", "receipts", "state", "terms", "tiles"]
+__all__ = ["comparison", "plan_lines", "receipts", "state", "tiles"]
 
 UNKNOWN = "not recorded"
 Row = tuple[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSummary:
-    """What reading a data set found: sentences, and rows by length with their share of the longest bar."""
-
-    title: str
-    lines: Sequence[str]
-    lengths: Sequence[tuple[str, str, int]]
 
 
 def state(run: RunFiles) -> tuple[str, str]:
@@ -104,14 +93,6 @@ def comparison(run: RunFiles) -> list[tuple[str, str, str]]:
     return rows
 
 
-def terms(record: Mapping[str, Any], where: str) -> list[tuple[str, str, int]]:
-    """Return the predicted memory terms of ``device`` or ``host``, largest first, with their share in per cent."""
-    found = record.get(f"predicted_{where}_bytes") or {}
-    ordered = sorted(((name, size) for name, size in found.items() if size), key=lambda item: -item[1])
-    largest = ordered[0][1] if ordered else 1
-    return [(name, format_gb(size), round(100 * size / largest)) for name, size in ordered]
-
-
 def plan_lines(record: Mapping[str, Any]) -> list[str]:
     """Return the plan, what it was made under and what binds it, in sentences."""
     lines = [plan_sentence(record["plan"], record.get("num_blocks", 0))]
@@ -122,31 +103,6 @@ def plan_lines(record: Mapping[str, Any]) -> list[str]:
     if record.get("rates"):
         lines.append(f"Rates behind the prediction: {record['rates'].get('origin', 'unknown')}.")
     return lines
-
-
-def data_summaries(run: RunFiles) -> tuple[list[DataSummary], str]:
-    """Return the summaries of the training and the held-out rows, and why there is none."""
-    recorded = run.record.get("data")
-    if not recorded:
-        return [], NOT_RECORDED
-    summaries = []
-    for name, title in (("training", "Training rows"), ("held_out", "Held-out rows")):
-        if not recorded.get(name):
-            continue
-        try:
-            report = DataReport.from_record(recorded[name])
-        except (AttributeError, KeyError, TypeError, ValueError):
-            summaries.append(
-                DataSummary(title=title, lines=["Recorded in a form that is not known here."], lengths=())
-            )
-            continue
-        most = max(report.lengths.values(), default=1)
-        lengths = [
-            (f"{size} tokens", f"{count} rows", round(100 * count / most))
-            for size, count in sorted(report.lengths.items())
-        ]
-        summaries.append(DataSummary(title=title, lines=report.lines(), lengths=lengths))
-    return summaries, "" if recorded.get("held_out") else "There were no held-out rows."
 
 
 def receipts(record: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:

@@ -116,8 +116,8 @@ def _measured(run: RunFiles) -> str:
     seconds = statistics.median(step["seconds"] for step in largest)
     waited = statistics.median(step.get("exposed_copy_seconds") or 0.0 for step in largest)
     text = (
-        f"Measured: the median of the {len(largest)} largest steps ({largest[0]['tokens']} tokens) took {_duration(seconds)}, of which "
-        f"compute waited {_duration(waited)} for copies"
+        f"Measured: the median of the {len(largest)} largest steps ({largest[0]['tokens']} tokens) took "
+        f"{_duration(seconds)}, of which compute waited {_duration(waited)} for copies"
     )
     return text + _link_share(largest, run.record.get("rates") or {}) + "."
 
