@@ -1,6 +1,7 @@
 """What of Gemma 4 is refused, what LoRA reaches, and what is counted."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,18 @@ def test_a_published_config_raises_no_note(tmp_path: Path) -> None:
     architecture = Gemma4()
     effective = effective_config(loaded, architecture, architecture.parts(loaded))
     assert config_notes(stated, loaded, effective) == ()
+
+
+def test_only_blocks_that_read_another_block_s_keys_may_have_their_own_in_the_files() -> None:
+    config = gemma4_shared()
+    first = config.num_hidden_layers - config.num_kv_shared_layers
+
+    def ignored(model: Any, name: str) -> bool:
+        return any(re.fullmatch(pattern, name) for pattern in Gemma4().ignored(model))
+
+    for prefix in ("model", "model.language_model", "language_model.model"):
+        name = prefix + ".layers.{}.self_attn.k_proj.weight"
+        assert ignored(config, name.format(first))
+        assert ignored(config, name.format(config.num_hidden_layers - 1))
+        assert not ignored(config, name.format(first - 1))
+        assert not ignored(gemma4_dense(), name.format(first))

@@ -45,14 +45,25 @@ class Gemma4(DecoderArchitecture):
     # Equal on the CPU; on an H200 (torch 2.11, 2026-11-30) the gate failed, and the cause is not known yet.
     compiles_blocks: ClassVar[bool] = False
     rope_types: ClassVar[tuple[str, ...]] = ("default", "linear", "proportional")
-    # The towers and what joins them to the text model; the keys, values and norms that files repeat for blocks which
-    # read another block's.
+    # The towers and what joins them to the text model.
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         *DecoderArchitecture.ignored_tensors,
         r"(model\.)?(vision|audio)_tower\..*",
         r"(model\.)?embed_(vision|audio)\..*",
-        r"(model\.)?(language_model\.)?(model\.)?layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
     )
+
+    def ignored(self, config: PreTrainedConfig) -> tuple[str, ...]:
+        """Add the keys, values and norms that files repeat for blocks which read another block's; of those alone."""
+        text = self.text_config(config)
+        count = text.num_hidden_layers
+        blocks = "|".join(str(index) for index in range(count - text.num_kv_shared_layers, count))
+        if not blocks:
+            return self.ignored_tensors
+        leaves = r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*"
+        return (
+            *self.ignored_tensors,
+            rf"(model\.)?(language_model\.)?(model\.)?layers\.({blocks})\.{leaves}",
+        )
 
     def check_config(self, config: PreTrainedConfig) -> None:
         """Refuse experts and sharing that cannot be run, besides what the base refuses."""

@@ -362,6 +362,10 @@ class Architecture(ABC):
         """
         raise NotImplementedError
 
+    def ignored(self, config: PreTrainedConfig) -> tuple[str, ...]:
+        """Return the patterns of `ignored_tensors` and what this config adds: tensors that nothing needs."""
+        return self.ignored_tensors
+
     def embedding_scale(self, config: PreTrainedConfig, dtype: torch.dtype) -> torch.Tensor | None:
         """Return the scalar that multiplies embedding rows of ``dtype``, 0-d and rounded to that dtype, or None."""
         return None

@@ -175,7 +175,7 @@ def _match_names(source: SafetensorsSource, meta: MetaModel) -> Mapping[str, str
     """Return the file tensor of every parameter, names and shapes checked."""
     parts = meta.parts
     tied = {f"{parts.head}.weight": f"{parts.embedding}.weight"} if parts.tied else {}
-    names = check_names(source, meta.tensor_names, ignored=meta.architecture.ignored_tensors, tied=tied)
+    names = check_names(source, meta.tensor_names, ignored=meta.architecture.ignored(meta.config), tied=tied)
     # The meta model's linears are frozen by now: the shapes are those of a plain one.
     plain = meta.architecture.build(meta.config).state_dict()
     for name, file_name in names.items():
