@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import transformers
 from torch import nn
 
 from poros.decoder import DecoderArchitecture, Tables, refuse_feature
@@ -100,6 +99,7 @@ class Gemma4(DecoderArchitecture):
                 next_step="Use a model as its authors published it; draft models that read another model's keys and "
                 "values cannot be trained alone",
             )
+        import transformers
         from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
 
         if "shared_kv_states" not in inspect.signature(Gemma4TextDecoderLayer.forward).parameters:
