@@ -88,8 +88,8 @@ def test_one_tensor_of_a_block_is_read_at_a_time(tiny_case: ParityCase, registry
     assert most <= 1, "the tensor before the one that is being read, and no other"
 
 
-# Allocator slack of one process: glibc keeps freed memory below its mmap threshold (at most 32 MiB); the rest is what was
-# seen beside other tests in one process (71 MB where 69 were allowed).
+# Allocator slack of one process: glibc keeps freed memory below its mmap threshold (at most 32 MiB); the rest is for
+# what other tests of the same process leave behind (71 MB were seen where 69 were allowed).
 SLACK_BYTES = 48 * 2**20
 
 
