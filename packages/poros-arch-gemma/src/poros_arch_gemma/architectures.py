@@ -23,7 +23,7 @@ class Gemma3(DecoderArchitecture):
     name: ClassVar[str] = "gemma3"
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
     packs_rows: ClassVar[bool] = True
-    # Equal on the CPU; on an H200 (torch 2.11, 2026-11-30) the gate failed, and the cause is not known yet.
+    # The gate failed on an H200 (torch 2.11, 2026-11-30), and the cause is not known yet.
     compiles_blocks: ClassVar[bool] = False
     # The vision tower and what joins it to the text model.
     ignored_tensors: ClassVar[tuple[str, ...]] = (

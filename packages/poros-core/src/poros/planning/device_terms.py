@@ -87,7 +87,9 @@ def device_terms(
     terms["dequantized matrices"] = elements * facts.compute_bytes
     working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type, shape.packed)
     if numerics.blocks == "compiled":
-        working = int(working * COMPILED_WORKING_SET) + flash_accumulator_bytes(
+        working = int(working * COMPILED_WORKING_SET)
+    if numerics.blocks == "compiled" and device_type == "cuda":
+        working += flash_accumulator_bytes(
             shape.micro_batch_size,
             shape.tokens,
             heads=facts.num_heads,
