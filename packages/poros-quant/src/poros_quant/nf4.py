@@ -5,8 +5,10 @@ Source: Dettmers et al. 2023, QLoRA, section 3 (arXiv:2305.14314).
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import ClassVar
 
@@ -22,6 +24,9 @@ BLOCKSIZE = 64
 ABSMAX_BLOCKSIZE = 256
 NUM_CODES = 16
 NUM_ABSMAX_CODES = 256
+# A sample that has every code and magnitude many times.
+SAMPLE_ROWS, SAMPLE_COLUMNS = 256, 512
+MAX_CAUSE = 200
 ENCODABLE = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -40,6 +45,61 @@ def _bitsandbytes() -> ModuleType:
             )
         ) from error
     return bitsandbytes
+
+
+@functools.cache
+def _one_kernel(device: torch.device, dtype: torch.dtype) -> Callable[..., None] | None:
+    """Return the kernel that does bitsandbytes' three launches in one, where it gives bitsandbytes' bits.
+
+    That is tried on every code and magnitude when it is first asked for. Without it everything is slower and the same.
+    """
+    try:
+        from poros_quant.nf4_kernel import dequantize_nf4
+    except ImportError:  # Triton comes with torch on Linux
+        return None
+    generator = torch.Generator().manual_seed(0)
+    tried = Nf4Linear(SAMPLE_COLUMNS, SAMPLE_ROWS, bias=False, compute_dtype=dtype)
+    # Whatever the process's default device and dtype are.
+    size = (SAMPLE_ROWS, SAMPLE_COLUMNS)
+    weight = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+    stored = Nf4().encode(weight.to(device))
+    for name in ("codes", "absmax"):
+        shape = stored[name].shape
+        any_byte = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8, device="cpu")
+        stored[name] = any_byte.to(device)
+    tried.bind_weight(stored)
+    out = torch.empty(size, dtype=dtype, device=device)
+    try:
+        tried._with(dequantize_nf4, out)
+        same = torch.equal(out.view(torch.uint8), tried._with_bitsandbytes(None).view(torch.uint8))
+        cause = "it gives other bits here"
+    except Exception as error:  # a compiler that is missing or does not fit fails in any way
+        same, cause = False, " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CAUSE]
+    if not same:
+        warnings.warn(
+            f"NF4 is dequantized by bitsandbytes' own kernels: slower, the same bits. Ours cannot be used: {cause}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return dequantize_nf4
+
+
+@contextlib.contextmanager
+def _float32_by_default() -> Iterator[None]:
+    """Let bitsandbytes make its code book in float32: in another default dtype it would be rounded.
+
+    Its own kernels would not show that, they have the values built in; whoever reads the book gets other bits.
+    """
+    before = torch.get_default_dtype()
+    if before == torch.float32:  # the setting belongs to all threads: it is left alone where that is possible
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -84,6 +144,31 @@ class Nf4Linear(FrozenLinear):
         Numerics: bitwise deterministic per device. Memory: one float32 absmax vector, and O * I elements unless
         ``out`` is given.
         """
+        if self._codes.is_cuda and self.in_features * self.out_features % BLOCKSIZE == 0:
+            kernel = _one_kernel(self._codes.device, self.compute_dtype)
+            if kernel is not None:
+                if out is None:
+                    size = (self.out_features, self.in_features)
+                    out = torch.empty(size, dtype=self.compute_dtype, device=self._codes.device)
+                self._with(kernel, out)
+                return out
+        return self._with_bitsandbytes(out)
+
+    def _with(self, kernel: Callable[..., None], out: torch.Tensor) -> None:
+        state = self._state
+        kernel(
+            self._codes,
+            state.absmax,
+            state.state2.absmax,
+            state.offset,
+            state.code,
+            state.state2.code,
+            out.view(-1),
+            blocksize=BLOCKSIZE,
+            absmax_blocksize=ABSMAX_BLOCKSIZE,
+        )
+
+    def _with_bitsandbytes(self, out: torch.Tensor | None) -> torch.Tensor:
         bnb = _bitsandbytes().functional
         if out is None:
             return bnb.dequantize_4bit(self._codes, self._state).view(self.out_features, self.in_features)
@@ -131,9 +216,10 @@ class Nf4(WeightFormat):
                     next_step="Use a checkpoint in bfloat16, float16 or float32",
                 )
             )
-        codes, state = _bitsandbytes().functional.quantize_4bit(
-            weight.contiguous().view(-1), blocksize=BLOCKSIZE, compress_statistics=True, quant_type="nf4"
-        )
+        with _float32_by_default():
+            codes, state = _bitsandbytes().functional.quantize_4bit(
+                weight.contiguous().view(-1), blocksize=BLOCKSIZE, compress_statistics=True, quant_type="nf4"
+            )
         return {
             "codes": codes,
             "absmax": state.absmax,

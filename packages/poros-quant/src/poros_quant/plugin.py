@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from poros import hookimpl
-from poros.interfaces import WeightFormat
-from poros_quant.bf16 import Bf16Bitwise
-from poros_quant.nf4 import Nf4
+
+if TYPE_CHECKING:
+    from poros.interfaces import WeightFormat
 
 __all__ = ["poros_register_weight_formats"]
 
@@ -15,4 +16,6 @@ __all__ = ["poros_register_weight_formats"]
 @hookimpl
 def poros_register_weight_formats() -> Sequence[type[WeightFormat]]:
     """Register ``nf4`` and ``bf16_bitwise``."""
+    from poros_quant import Bf16Bitwise, Nf4
+
     return (Nf4, Bf16Bitwise)
