@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import poros
 from poros.interfaces import ParityCase
 from poros.plugins import Registry, load_registry
+from poros.run import SamplePrompts
 from poros.settings import Plan
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
         model: Path = tiny_model,
         quantization: str = "nf4",
         evaluation: tuple[object, ...] = (),
+        samples: SamplePrompts | None = None,
         reporters: tuple[poros.Reporter, ...] = (),
         data_record: dict[str, object] | None = None,
         run_record: dict[str, object] | None = None,
@@ -118,6 +121,7 @@ def make_trainer(tiny_model: Path) -> MakeTrainer:
             steps or RowSteps(),  # type: ignore[arg-type]
             poros.RunSettings(output=output, **{**defaults, **settings}),  # type: ignore[arg-type]
             evaluation=evaluation,  # type: ignore[arg-type]
+            samples=samples,
             reporters=reporters,
             data_record=data_record,
             run_record=run_record,
@@ -182,3 +186,75 @@ def start_run(registry: Registry, cpu: torch.device, tiny_case: ParityCase) -> S
         return start_case(replace(tiny_case, **changes), plan or Plan(num_slots=2), registry, cpu)
 
     return start
+
+
+MakeModule = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def qwen3_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A four-block random Qwen3 checkpoint in bfloat16 whose head is not tied."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(2)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=False,
+        eos_token_id=61,
+        pad_token_id=60,
+    )
+    folder = tmp_path_factory.mktemp("qwen3") / "tiny"
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def open_qwen3(qwen3_model: Path) -> Callable[..., poros.OpenModel]:
+    """Open the tiny Qwen3 in float32, once per format and adapter."""
+    opened: dict[tuple[str, str], poros.OpenModel] = {}
+
+    def open_(quantization: str, lora: poros.LoraSettings) -> poros.OpenModel:
+        key = quantization, repr(lora)
+        if key not in opened:
+            numerics = poros.Numerics(compute_dtype=torch.float32, storage_dtype=torch.float32)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "EXPERIMENTAL: the weight format `bf16_bitwise`")
+                opened[key] = poros.open_model(
+                    qwen3_model, quantization=quantization, lora=lora, numerics=numerics
+                )
+        return opened[key]
+
+    return open_
+
+
+@pytest.fixture
+def make_module(open_qwen3: Callable[..., poros.OpenModel]) -> MakeModule:
+    """Return streamed modules of the tiny Qwen3 in float32; the keyword arguments left over are the plan's."""
+
+    def make(
+        lora: poros.LoraSettings | None = None,
+        *,
+        quantization: str = "nf4",
+        device: str = "cpu",
+        **plan: Any,
+    ) -> Any:
+        module = poros.streamed_model(
+            open_qwen3(quantization, lora or poros.LoraSettings(rank=4)),
+            plan=Plan(**(plan or {"num_slots": 2})),
+            device=device,
+            seed=3,
+        )
+        generator = torch.Generator().manual_seed(5)
+        for name, parameter in module.named_parameters():
+            if "lora_B" in name:  # zeros would hide the A side
+                with torch.no_grad():
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        return module.train()
+
+    return make

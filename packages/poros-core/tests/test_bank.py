@@ -43,7 +43,7 @@ def padding(bank: AdapterBank, buffers: dict[str, torch.Tensor]) -> torch.Tensor
         max_size=4,
     )
 )
-def test_tensors_start_at_256_byte_boundaries_and_never_overlap(
+def test_tensors_start_at_multiples_of_256_elements_and_never_overlap(
     blocks: list[list[tuple[int, int, int]]],
 ) -> None:
     made = AdapterBank(
@@ -116,3 +116,13 @@ def test_signatures_are_equal_by_value() -> None:
     assert again == SMALL
     assert hash(again) == hash(SMALL)
     assert make_signature([("c", (2, 5), (7, 2)), ("b", (3, 11), (1, 3))]) != SMALL
+
+
+def test_masters_and_gradients_are_float32_in_any_default_dtype() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made, region = AdapterBank(SIGNATURES, CPU), StaticRegion(SIGNATURES, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    buffers = [made.weights, made.gradients, region.weights, region.gradients]
+    assert {tensor.dtype for held in buffers for tensor in held.values()} == {torch.float32}

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from peft import LoraConfig
 from peft.tuners.lora.layer import Linear
+from torch import nn
 
 from poros.adapters import ADAPTER
 from poros.blocks.lora_linear import FrozenLoraLinear
@@ -38,7 +40,7 @@ def test_output_and_gradients_are_those_of_peft(
     lora = {"rank": 2, "dropout": dropout, "use_rslora": rslora}
     run = start_run(compute_dtype=torch.float32, lora=lora)
     run.train(1)
-    template = next(iter(run.engine._templates.values()))
+    template = next(iter(run.engine._templates))
     template.set_training(training)
     layers = [module for module in template.module.modules() if isinstance(module, FrozenLoraLinear)]
     assert len(layers) == 7
@@ -47,3 +49,21 @@ def test_output_and_gradients_are_those_of_peft(
         for found, expected in zip(ours, theirs, strict=True):
             assert expected.any()
             assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_over_a_plain_base_layer_they_are_those_of_peft_too(dropout: float) -> None:
+    """What a compiled block is made of; the scaling is applied at another place."""
+    layer = FrozenLoraLinear(
+        nn.Linear(12, 20, bias=False),
+        ADAPTER,
+        config=LoraConfig(r=3, lora_dropout=dropout),
+        r=3,
+        lora_alpha=5,
+        lora_dropout=dropout,
+    )
+    nn.init.normal_(layer.lora_B[ADAPTER].weight)
+    ours, theirs = run_layer(layer, FrozenLoraLinear.forward), run_layer(layer, Linear.forward)
+    for found, expected in zip(ours, theirs, strict=True):
+        assert expected.any()
+        assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()

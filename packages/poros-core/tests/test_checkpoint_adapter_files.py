@@ -249,3 +249,13 @@ def test_an_adapter_of_another_kind_is_refused(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     with pytest.raises(CheckpointError, match=r"IA3"):
         load_adapter(folder)
+
+
+def test_equal_adapters_are_equal_files_in_every_process(tmp_path: Path) -> None:
+    made_for = {"base_class": "Qwen2ForCausalLM", "blocks": "model.layers"}
+    save_adapter(tmp_path / "a", tensors_for(lora()), lora(), "org/base", made_for=made_for)
+    content = (tmp_path / "a" / "adapter_model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    # The library shuffles it anew in every process.
+    assert list(header["__metadata__"]) == ["base_class", "blocks", "format"]
+    assert header["__metadata__"]["format"] == "pt"

@@ -150,6 +150,18 @@ def test_prune_does_not_count_a_damaged_checkpoint_as_kept(tmp_path: Path) -> No
     assert newest_complete(tmp_path)[0] == tmp_path / "checkpoints/step-000002"
 
 
+def test_prune_counts_no_checkpoint_beyond_the_one_that_the_run_went_on_from(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save_run_state(tmp_path, step, tensors(), META)
+    damaged = tmp_path / "checkpoints" / "step-000006" / "state.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1  # of the same size: only its hash tells
+    damaged.write_bytes(content)
+    assert newest_complete(tmp_path)[0] == tmp_path / "checkpoints" / "step-000004"
+    assert prune(tmp_path, keep=1, newest=4) == [tmp_path / "checkpoints" / "step-000002"]
+    assert saved_steps(tmp_path) == ["step-000004", "step-000006"]
+
+
 def test_prune_removes_what_a_killed_save_left(tmp_path: Path) -> None:
     save_run_state(tmp_path, 1, tensors(), META)
     (tmp_path / "checkpoints" / ".step-000002.tmp-0a1b").mkdir()

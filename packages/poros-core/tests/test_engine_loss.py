@@ -262,3 +262,14 @@ def test_a_confident_prediction_keeps_its_gradient_in_16_bits() -> None:
     (expected,) = torch.autograd.grad(F.cross_entropy(logits[0], tokens, reduction="sum"), exact)
     assert expected.abs().max() < 1e-3  # the case at hand
     assert (found.double() - expected).norm() / expected.norm() < CONFIDENT_TOLERANCE
+
+
+def test_the_default_dtype_changes_no_bit() -> None:
+    head, (hidden, labels) = make_head(), make_hidden()
+    expected = head.loss_and_gradient(hidden, make_targets(labels, CPU), 5)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = head.loss_and_gradient(hidden, make_targets(labels, CPU), 5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -13,7 +13,7 @@ from poros.engine.embedding import check_token_ids
 from poros.engine.engine import Engine
 from poros.engine.schedule import Visit
 from poros.engine.static_states import MAX_CONTEXTS
-from poros.engine.template import BlockTemplate, _refuse_masks
+from poros.engine.template import BlockTemplate
 from poros.errors import UserError
 from poros.parity.case_run import CaseRun, RandomBatch
 from poros.parity.compare import compare
@@ -99,7 +99,7 @@ def test_the_checksum_sees_one_bit(start_run: StartRun) -> None:
 def test_a_tensor_that_leaves_its_slot_is_noticed(start_run: StartRun) -> None:
     run = start_run()
     run.train(1)
-    template = next(iter(run.engine._templates.values()))
+    template = next(iter(run.engine._templates))
     linear = next(module for module in template.module.modules() if getattr(module, "has_bias", False))
     linear.bias_view = linear.bias_view.clone()  # what a library does that casts a bias in place
     with pytest.raises(AssertionError, match="left its slot"):
@@ -271,10 +271,3 @@ def test_a_block_that_cannot_be_compiled_is_refused_in_the_compiler_s_words(
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(UserError, match=r"Cannot compile a block: .* RuntimeError: cc: command not found"):
         start_run(blocks="compiled").train(1)
-
-
-def test_compiled_blocks_take_no_mask_on_a_gpu() -> None:
-    _refuse_masks(torch.device("cpu"), masked=True)
-    _refuse_masks(torch.device("cuda"), masked=False)
-    with pytest.raises(UserError, match="no attention mask on a GPU yet"):
-        _refuse_masks(torch.device("cuda"), masked=True)

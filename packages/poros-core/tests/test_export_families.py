@@ -154,6 +154,24 @@ def stock(base: Path, adapter: Path) -> torch.nn.Module:
     return adapted.eval()
 
 
+@pytest.mark.filterwarnings("ignore:EXPERIMENTAL")
+def test_an_adapter_of_the_class_that_users_load_is_the_start_of_another_run(
+    base: Path, adapter: Path
+) -> None:
+    lora = poros.LoraSettings(
+        rank=4, alpha=8, rank_pattern={"o_proj": 2}, use_rslora=True, init_from=str(adapter)
+    )
+    model = poros.open_model(base, quantization="bf16_bitwise", lora=lora, numerics=FLOAT32)
+    engine = model.load(plan=poros.Plan(num_slots=2), device=CPU, seed=1)
+    saved = {
+        key.partition(".layers.")[2]: t for key, t in load_file(adapter / "adapter_model.safetensors").items()
+    }
+    found = {key.partition(".layers.")[2]: t for key, t in engine.model.adapter_tensors().items()}
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[key]) for key, tensor in found.items())
+    engine.close()
+
+
 @pytest.fixture(scope="module")
 def opened(base: Path, adapter: Path, registry: Registry) -> AdaptedModel:
     """Base and adapter, without weights."""

@@ -239,7 +239,7 @@ def test_dequantized_merges_onto_what_training_multiplied_with(
     bound = {
         f"model.layers.{block}.{path}.weight": linear.dequantize()
         for block in range(2)
-        for template in engine._templates.values()
+        for template in engine._templates
         if engine.slots is not None and engine.slots.contents[block] == block
         for path, linear in template._linears
         if template._buffer.data_ptr() == engine.slots.buffers[block].data_ptr()

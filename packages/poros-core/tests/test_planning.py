@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config
 
+from poros.blocks.disk_ring import RING_BUFFERS
 from poros.errors import BudgetError, ConfigError
 from poros.model import MetaModel
 from poros.planning.advice import advise
 from poros.planning.facts import model_facts
 from poros.planning.planner import FRUGAL_TOLERANCE, PlannedRun, make_plan
 from poros.planning.prediction import predict
-from poros.planning.rates import ASSUMED_RATES
+from poros.planning.rates import ASSUMED_RATES, Rates
 from poros.planning.request import Budget, PlanRequest
 from poros.planning.search import RESOLUTION
 from poros.planning.shape import StepShape
@@ -55,6 +56,8 @@ def plan(
     ram: float | None = None,
     numerics: Numerics | None = None,
     meta: MetaModel = META,
+    rates: Rates = ASSUMED_RATES,
+    has_cache: bool = False,
     **pinned: object,
 ) -> PlannedRun:
     """Plan with budgets in GB."""
@@ -66,7 +69,7 @@ def plan(
         frugal=vram is None,
     )
     request = PlanRequest(**pinned)  # type: ignore[arg-type]
-    return make_plan(meta, numerics or Numerics(), shape, budget, ASSUMED_RATES, request=request)
+    return make_plan(meta, numerics or Numerics(), shape, budget, rates, request=request, has_cache=has_cache)
 
 
 def smallest_gb(shape: StepShape) -> float:
@@ -126,6 +129,24 @@ def test_a_tight_budget_streams_and_a_loose_one_keeps_blocks() -> None:
     tight, loose = plan(SHORT, vram=least), plan(SHORT, vram=least + 2)
     assert tight.plan.resident_blocks < loose.plan.resident_blocks
     assert loose.time.seconds < tight.time.seconds
+
+
+def test_memory_that_is_left_spares_recomputes() -> None:
+    compiled = Numerics(blocks="compiled")
+    wide = StepShape(num_micro_batches=1, micro_batch_size=8, tokens=512)
+    tight, loose = plan(wide, vram=6, numerics=compiled), plan(wide, vram=24, numerics=compiled)
+    assert tight.plan.kept_blocks < loose.plan.kept_blocks <= loose.plan.resident_blocks
+    assert loose.time.compute_seconds < tight.time.compute_seconds
+    assert loose.prediction.device["kept activations"] > 0
+
+
+def test_a_frugal_plan_recomputes_every_block() -> None:
+    assert plan(MANY).plan.kept_blocks == 0
+
+
+def test_packed_rows_are_always_recomputed() -> None:
+    packed = StepShape(num_micro_batches=1, micro_batch_size=8, tokens=512, packed=True)
+    assert plan(packed, vram=24).plan.kept_blocks == 0
 
 
 def test_the_binding_resource_is_named() -> None:
@@ -222,12 +243,80 @@ def test_every_shape_of_a_run_is_captured() -> None:
 
 
 def test_a_ram_budget_below_the_store_is_refused_with_the_one_that_works() -> None:
-    with pytest.raises(BudgetError, match=r"keeping it on a disk is not offered yet") as caught:
+    with pytest.raises(BudgetError, match=r"Set `cache_dir` to a folder on a fast disk") as caught:
         plan(SHORT, vram=3, ram=1)
     found = re.search(r"at least `--ram ([\d.]+GB)`", str(caught.value))
     assert found is not None
     assert "block store" in str(caught.value)
     assert plan(SHORT, vram=3, ram=parse_size(found[1], "ram") / GB).prediction.host_bytes > GB
+
+
+SMALL_RAM = 4.0  # GB: 3.3 of it are taken whatever lies on the disk; the store has 1.1
+
+
+def test_what_host_memory_does_not_hold_comes_from_the_disk_and_no_more() -> None:
+    with pytest.raises(BudgetError):
+        plan(SHORT, vram=3, ram=SMALL_RAM)
+    planned = plan(SHORT, vram=3, ram=SMALL_RAM, has_cache=True)
+    assert 0 < planned.plan.disk_blocks < NUM_BLOCKS
+    assert planned.prediction.host_bytes <= SMALL_RAM * GB
+    fewer = replace(planned.plan, disk_blocks=planned.plan.disk_blocks - 1)
+    predicted = predict(META, numerics=Numerics(), plan=fewer, shape=SHORT)
+    assert predicted.host_bytes > SMALL_RAM * GB
+    terms = planned.prediction.host
+    assert terms["disk ring"] == RING_BUFFERS * planned.prediction.block_bytes[0]
+
+
+def test_host_memory_that_holds_everything_leaves_the_disk_alone() -> None:
+    with_cache, without = (plan(SHORT, vram=3, ram=64, has_cache=has) for has in (True, False))
+    assert with_cache.plan == without.plan
+    assert with_cache.plan.disk_blocks == 0
+
+
+def test_a_slow_disk_binds_and_a_fast_one_does_not() -> None:
+    times = {}
+    for rate, expected in ((1e8, True), (1e12, False)):
+        rates = replace(ASSUMED_RATES, disk_bytes_per_second=rate)
+        planned = plan(SHORT, vram=3, ram=SMALL_RAM, has_cache=True, rates=rates)
+        assert (planned.binding == "disk") is expected
+        times[rate] = planned.time
+    slow = times[1e8]
+    assert slow.seconds >= slow.disk_bytes / 1e8 == pytest.approx(slow.disk_seconds)
+    assert slow.exposed_seconds > times[1e12].exposed_seconds
+
+
+def test_resident_blocks_relieve_the_disk() -> None:
+    rates = replace(ASSUMED_RATES, disk_bytes_per_second=1e8)
+    seconds, on_disk = [], []
+    for vram in (3, 3.5, 4):
+        planned = plan(SHORT, vram=vram, ram=SMALL_RAM, has_cache=True, rates=rates)
+        seconds.append(planned.time.seconds)
+        on_disk.append(planned.plan.disk_blocks)
+    assert seconds == sorted(seconds, reverse=True)
+    assert on_disk == sorted(on_disk, reverse=True)
+    assert seconds[0] > seconds[-1]
+
+
+def test_blocks_that_are_put_on_the_disk_need_a_cache() -> None:
+    with pytest.raises(ConfigError, match=r"plan\.disk_blocks.*Set `cache_dir`"):
+        plan(SHORT, vram=8, disk_blocks=2)
+    assert plan(SHORT, vram=8, disk_blocks=2, has_cache=True).plan.disk_blocks == 2
+
+
+def test_a_disk_that_is_forbidden_is_not_used() -> None:
+    with pytest.raises(BudgetError, match="host memory"):
+        plan(SHORT, vram=3, ram=SMALL_RAM, has_cache=True, disk_blocks=0)
+
+
+def test_a_ram_budget_below_what_stays_beside_the_disk_is_refused_with_the_one_that_works() -> None:
+    with pytest.raises(
+        BudgetError, match=r"this is what stays in host memory beside blocks on the disk"
+    ) as caught:
+        plan(SHORT, vram=3, ram=1, has_cache=True)
+    found = re.search(r"at least `--ram ([\d.]+GB)`", str(caught.value))
+    assert found is not None
+    enough = parse_size(found[1], "ram") / GB
+    assert plan(SHORT, vram=3, ram=enough, has_cache=True).plan.disk_blocks > 0
 
 
 def test_one_more_gb_pays_where_copies_are_waited_for() -> None:

@@ -25,7 +25,7 @@ def _simulated(run: CaseRun, *, batch: int, tokens: int, device_type: str = "cpu
 def test_the_working_set_of_a_real_visit_is_the_simulated_one(start_run: Callable[..., CaseRun]) -> None:
     run = start_run(Plan(num_slots=2, workspace=True))
     engine, kind = run.engine, run.model.kinds[0]
-    template = engine._template(kind.blocks[0], 0, training=True)
+    template = engine._templates.get(kind.blocks[0], 0, training=True)
     static = engine._states.get((2, 8), kind)
     static.hidden.normal_()
     static.gradient.normal_()
@@ -34,6 +34,42 @@ def test_the_working_set_of_a_real_visit_is_the_simulated_one(start_run: Callabl
             static.hidden, static.gradient, static.context, static.states, static.state_gradients, ()
         )
     assert live.peak == _simulated(run, batch=2, tokens=8)
+    run.close()
+
+
+def test_what_a_kept_forward_leaves_is_the_simulated_one(start_run: Callable[..., CaseRun]) -> None:
+    run = start_run(Plan(residency="resident", workspace=True))
+    engine, kind = run.engine, run.model.kinds[0]
+    template = engine._templates.get(0, None, training=True)
+    static = engine._states.get((2, 8), kind)
+    static.hidden.normal_()
+    with _LiveBytes() as live:
+        recorded = template.record(static.hidden.clone(), static.context, {}, ())
+        alive = live.count()
+    assert recorded.output.requires_grad
+    numerics = case_numerics(run.case)
+    simulated = working_set.kept_bytes(run.model.meta, numerics, batch=2, tokens=8, device_type="cpu")
+    assert simulated == (alive,)
+    run.close()
+
+
+@pytest.mark.parametrize("adapted", [(0, 2), (1, 3)], ids=["first kind", "last kind"])
+def test_blocks_with_an_adapter_hold_more_than_blocks_without(
+    start_run: Callable[..., CaseRun], adapted: tuple[int, ...]
+) -> None:
+    both = start_run(lora={"rank": 2})
+    run = start_run(lora={"rank": 2, "blocks": adapted})
+    numerics = case_numerics(run.case)
+    kept = [
+        working_set.kept_bytes(r.model.meta, numerics, batch=2, tokens=8, device_type="cpu")
+        for r in (both, run)
+    ]
+    by_block = {
+        block: size for kind, size in zip(run.model.kinds, kept[1], strict=True) for block in kind.blocks
+    }
+    assert {block for block, size in by_block.items() if size == kept[0][0]} == set(adapted)
+    assert _simulated(run, batch=2, tokens=8) == _simulated(both, batch=2, tokens=8)
+    both.close()
     run.close()
 
 

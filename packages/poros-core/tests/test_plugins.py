@@ -15,7 +15,8 @@ from poros import hookspecs, plugins
 from poros.errors import PluginError, UserError
 from poros.hookspecs import hookimpl
 from poros.interfaces import Architecture, ParityCase, WeightFormat
-from poros.plugins import load_registry
+from poros.plugins import load_plugins, load_registry
+from poros.run import Reporter
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "plugins.md"
 HOOKS = sorted(name for name in dir(hookspecs) if name.startswith("poros_"))
@@ -35,6 +36,13 @@ def returning(values: Any) -> Callable[[], Any]:
     return lambda: values
 
 
+def raising(error: Exception) -> Callable[[], Any]:
+    def hook() -> None:
+        raise error
+
+    return hook
+
+
 def architecture(name: str, *model_types: str) -> type[Architecture]:
     return type("Fake", (Architecture,), {"name": name, "model_types": model_types, "default_targets": ()})
 
@@ -46,6 +54,10 @@ def weight_format(name: str) -> type[WeightFormat]:
 
 def parity_case(name: str) -> ParityCase:
     return ParityCase(name=name, architecture="fake", make_config=lambda: None, lora={})
+
+
+def reporter(name: str) -> type[Reporter]:
+    return type("Fake", (Reporter,), {"name": name})
 
 
 class FakeEntryPoint:
@@ -70,6 +82,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return replace
 
 
+def make_nothing(*arguments: object, **named: object) -> None:
+    """Stands for an assembler; nothing calls it."""
+
+
 CLAIMS = {
     "poros_register_architectures": (
         architecture("tiny", "t1"),
@@ -78,7 +94,9 @@ CLAIMS = {
     ),
     "poros_register_weight_formats": (weight_format("w"), weight_format("w"), "weight format `w`"),
     "poros_register_parity_cases": (parity_case("case"), parity_case("case"), "parity case `case`"),
+    "poros_register_reporters": (reporter("r"), reporter("r"), "reporter `r`"),
     "poros_register_commands": (SimpleNamespace(name="go"), SimpleNamespace(name="go"), "command `go`"),
+    "poros_register_assemblers": (make_nothing, make_nothing, "assembler `config`"),
 }
 
 
@@ -90,6 +108,8 @@ def collect_everything(extra: Iterable[tuple[str, str, Any]]) -> dict[str, Any]:
         "poros_register_weight_formats": registry.weight_formats,
         "poros_register_parity_cases": registry.parity_cases(),
         "poros_register_commands": registry.commands(),
+        "poros_register_assemblers": registry.assemblers(),
+        "poros_register_reporters": registry.reporters(),
     }
 
 
@@ -155,6 +175,13 @@ def test_a_hook_that_raises_names_the_distribution(install: Callable[..., None])
 
     with pytest.raises(PluginError, match=r"of distribution `dist-x` failed: .*RuntimeError: no luck"):
         load_registry([("x", "dist-x", module("x", poros_register_weight_formats=broken))])
+
+
+def test_loading_plugins_calls_no_hook(install: Callable[..., None]) -> None:
+    hooks = {hook: raising(AssertionError("called")) for hook in HOOKS}
+    registry = load_plugins([("x", "dist-x", module("x", **hooks))])
+    with pytest.raises(PluginError, match="AssertionError: called"):
+        _ = registry.weight_formats
 
 
 @pytest.mark.parametrize("result", [None, 3, [object()]])

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = [
     "README.md",
     "docs/architecture-support.md",
+    "docs/guarantees.md",
     "docs/performance.md",
     "docs/plugins.md",
     "validation/README.md",

@@ -56,3 +56,17 @@ def test_cgroup_v1_huge_number_means_no_limit(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "5:memory:/x")
     write(tmp_path, "sys/fs/cgroup/memory/x/memory.limit_in_bytes", 9223372036854771712)
     assert control_group_memory(tmp_path) == (None, None)
+
+
+def test_pages_of_files_that_can_be_given_back_are_no_use(tmp_path: Path) -> None:
+    write(tmp_path, "sys/fs/cgroup/memory.max", 5 * GIB)
+    write(tmp_path, "sys/fs/cgroup/memory.current", 4 * GIB)
+    write(tmp_path, "sys/fs/cgroup/memory.stat", f"anon {GIB}\ninactive_file {3 * GIB}\nactive_file 7")
+    assert control_group_memory(tmp_path) == (5 * GIB, GIB)
+
+
+def test_cgroup_v1_names_pages_of_files_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", 2 * GIB)
+    write(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", 2 * GIB)
+    write(tmp_path, "sys/fs/cgroup/memory/memory.stat", f"inactive_file 1\ntotal_inactive_file {GIB}")
+    assert control_group_memory(tmp_path) == (2 * GIB, GIB)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,11 +13,12 @@ import torch
 from transformers import Qwen2Config
 
 import poros
+from poros.errors import BudgetError
 from poros.planning.device_terms import CONTEXT_BYTES
 from poros.planning.prediction import Prediction, predict
 from poros.planning.shape import StepShape
 from poros.run import describe_model
-from poros.run.memory import available_host_bytes, context_bytes, resolve_budget
+from poros.run.memory import PROCESS_RESERVE_BYTES, available_host_bytes, context_bytes, resolve_budget
 from poros.run.totals import shape_of, survey_steps
 
 SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
@@ -68,8 +71,8 @@ def test_one_micro_batch_at_a_time_keeps_fewer_activations() -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"memory.max": "3000", "memory.current": "1000"}, 2000),
-        ({"memory.max": "3000"}, 3000),
+        ({"memory.max": "3000000000", "memory.current": "1000000000"}, 2 * 10**9 - PROCESS_RESERVE_BYTES),
+        ({"memory.max": "3000000000"}, 3 * 10**9 - PROCESS_RESERVE_BYTES),
         ({"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_bytes": "4000"}, 0),
     ],
 )
@@ -89,6 +92,31 @@ def test_without_a_limit_the_machine_decides(tmp_path: Path) -> None:
     available, limit = available_host_bytes(tmp_path)
     assert limit == "free memory of this machine"
     assert 0 < available <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("name", "option"), [("RLIMIT_AS", "-v"), ("RLIMIT_DATA", "-d")])
+def test_the_limits_of_the_process_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, option: str
+) -> None:
+    resource = pytest.importorskip("resource")
+    memory = psutil.Process().memory_info()
+    used = memory.vms if name == "RLIMIT_AS" else memory.data
+    limits = {getattr(resource, name): (used + 10**9, resource.RLIM_INFINITY)}
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, unlimited))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**12))
+    available, limit = available_host_bytes(tmp_path)
+    assert limit == f"memory limit of this process, `ulimit {option}`"
+    assert 0.9e9 < available <= 1e9
+
+
+def test_without_any_host_memory_a_run_is_refused_before_anything_is_measured(
+    make_trainer: Callable[..., poros.Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("poros.run.memory.available_host_bytes", lambda: (0, "the limit of a test"))
+    monkeypatch.setattr("poros.run.placement.machine_rates", None)
+    with pytest.raises(BudgetError, match=r"No host memory is left: .* \(the limit of a test\)"):
+        make_trainer(tmp_path)
 
 
 # Predicted over measured, from the receipts of one H200 (2026-11-30): 0.98 to 1.02 of what tensors occupied.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,60 @@ def test_a_changed_learning_rate_is_announced(
     optimizer = poros.OptimizerSettings(learning_rate=5e-3)
     with make_trainer(tmp_path, resume=True, optimizer=optimizer) as trainer:
         assert any("optimizer.learning_rate: 0.01 -> 0.005" in note for note in trainer.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "listed"),
+    [
+        ({"numerics": poros.Numerics(neftune_alpha=5.0)}, "numerics.neftune_alpha: 0.0 -> 5.0"),
+        (
+            {"optimizer": poros.OptimizerSettings(learning_rate=1e-2, max_grad_norm=0.5)},
+            "optimizer.max_grad_norm: 1.0 -> 0.5",
+        ),
+        ({"eval_every": 2, "early_stop_patience": 3}, "selection.early_stop_patience: None -> 3"),
+        ({"eval_every": 2, "keep_best": True}, "selection.keep_best: None -> True"),
+    ],
+)
+def test_a_change_of_numerics_optimizer_or_choice_among_evaluations_is_announced(
+    make_trainer: Callable[..., poros.Trainer],
+    make_steps: Any,
+    tmp_path: Path,
+    change: dict[str, Any],
+    listed: str,
+) -> None:
+    interrupted(make_trainer, tmp_path, 1)
+    rows = (make_steps().row(30),)
+    with make_trainer(tmp_path, resume=True, evaluation=rows, **change) as trainer:
+        assert listed in " ".join(trainer.notes)
+
+
+def test_every_setting_of_adapter_numerics_and_optimizer_is_in_the_fingerprint(
+    make_trainer: Callable[..., poros.Trainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path)
+    sections = {
+        "lora": trainer.model.lora,
+        "numerics": poros.Numerics(),
+        "optimizer": poros.OptimizerSettings(),
+    }
+    for section, settings in sections.items():
+        for field in dataclasses.fields(settings):
+            if getattr(settings, field.name) != {}:  # a mapping is there by its entries
+                assert f"{section}.{field.name}" in trainer.fingerprint
+
+
+def test_a_resumed_run_sweeps_what_was_left_and_prunes_what_the_killed_one_could_not(
+    make_trainer: Callable[..., poros.Trainer], make_steps: Any, tmp_path: Path
+) -> None:
+    with make_trainer(tmp_path, steps=make_steps(epochs=1), save_every=2, keep_checkpoints=3) as trainer:
+        trainer.run()
+    for name in (".dry-save.tmp-1", ".adapter.tmp-2", "checkpoints/.step-000009.tmp-3"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".run.json.tmp-4").write_text("{")
+    with make_trainer(tmp_path, steps=make_steps(epochs=1), resume=True, keep_checkpoints=1) as trainer:
+        trainer.run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000006"]
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_resume_without_a_checkpoint_is_refused(

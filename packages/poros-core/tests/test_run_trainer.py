@@ -179,11 +179,14 @@ def test_the_record_says_after_which_step_a_run_was_stopped_and_resumed(
     assert (record["first_step"], record["result"]["interrupted"]) == (2, False)
 
 
-def test_the_record_says_why_a_run_failed(make_trainer: Make, make_steps: Any, tmp_path: Path) -> None:
-    def fail(event: StepEvent) -> None:
+def test_the_record_says_why_a_run_failed(
+    make_trainer: Make, make_steps: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise poros.errors.NonFiniteError("Step 1 is not finite.")
 
-    trainer = make_trainer(tmp_path, steps=make_steps(epochs=1), reporters=(OnStep(fail),))
+    monkeypatch.setattr("poros.run.trainer.check_step_finite", fail)
+    trainer = make_trainer(tmp_path, steps=make_steps(epochs=1))
     with trainer, pytest.raises(poros.errors.NonFiniteError):
         trainer.run()
     record = json.loads((tmp_path / "run.json").read_text())

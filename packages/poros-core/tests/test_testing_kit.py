@@ -298,6 +298,8 @@ class Leaking(Plain):
         return super().call_block(block, hidden, context, layer_type)
 
 
+# Its blocks look at values, which nobody can follow without them.
+@pytest.mark.filterwarnings("ignore:A recompute makes every product again")
 def test_samples_of_a_packed_row_that_see_each_other_are_caught() -> None:
     report = examine(Leaking)
     assert set(report.broken) == {"packing"}

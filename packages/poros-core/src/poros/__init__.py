@@ -12,11 +12,27 @@ from typing import TYPE_CHECKING, Any
 from poros.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from poros.engine.engine import Engine, StepOutput
+    from poros.optimizer import BankOptimizer
     from poros.planning.request import PlanRequest
-    from poros.run import OpenModel, Reporter, RunResult, RunSettings, Trainer, open_model
+    from poros.planning.shape import StepShape
+    from poros.run import (
+        OpenModel,
+        Reporter,
+        RunResult,
+        RunSettings,
+        Trainer,
+        open_model,
+        plan_run,
+        save_final_adapter,
+        train,
+    )
     from poros.settings import LoraSettings, Numerics, OptimizerSettings, Plan
+    from poros.torch_module import streamed_model
 
 __all__ = [
+    "BankOptimizer",
+    "Engine",
     "LoraSettings",
     "Numerics",
     "OpenModel",
@@ -26,18 +42,38 @@ __all__ = [
     "Reporter",
     "RunResult",
     "RunSettings",
+    "StepOutput",
+    "StepShape",
     "Trainer",
     "__version__",
     "hookimpl",
     "open_model",
+    "plan_run",
+    "save_final_adapter",
+    "streamed_model",
+    "train",
 ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "poros.engine.engine": ("Engine", "StepOutput"),
+    "poros.optimizer": ("BankOptimizer",),
     "poros.planning.request": ("PlanRequest",),
-    "poros.run": ("OpenModel", "Reporter", "RunResult", "RunSettings", "Trainer", "open_model"),
+    "poros.planning.shape": ("StepShape",),
+    "poros.run": (
+        "OpenModel",
+        "Reporter",
+        "RunResult",
+        "RunSettings",
+        "Trainer",
+        "open_model",
+        "plan_run",
+        "save_final_adapter",
+        "train",
+    ),
     "poros.settings": ("LoraSettings", "Numerics", "OptimizerSettings", "Plan"),
+    "poros.torch_module": ("streamed_model",),
 }
 
 

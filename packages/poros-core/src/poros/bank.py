@@ -15,8 +15,9 @@ __all__ = ["GROUPS", "AdapterBank", "AdapterSignature", "AdapterTensor", "Static
 
 GROUPS = ("lora_A", "lora_B")
 
-# Every tensor starts at a 256-byte boundary, so that a kernel cannot pick another path for one block than for the next.
-ALIGNMENT_ELEMENTS = 64
+# Every tensor starts at a multiple of so many elements: a kernel cannot pick another path for one block than for the
+# next, and the 256-value blocks in which 8-bit moments are quantized never span two tensors.
+ALIGNMENT_ELEMENTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class StaticRegion:
     ) -> None:
         sizes = {g: max((s.row_size(g) for s in signatures), default=0) for g in GROUPS}
         self.weights = {g: torch.zeros(size, device=device, dtype=weight_dtype) for g, size in sizes.items()}
-        self.gradients = {g: torch.zeros(size, device=device) for g, size in sizes.items()}
+        self.gradients = {
+            g: torch.zeros(size, dtype=torch.float32, device=device) for g, size in sizes.items()
+        }
         self._padding = torch.zeros(ALIGNMENT_ELEMENTS, device=device, dtype=weight_dtype)
 
     def add_gradients(self, signature: AdapterSignature, grads: Sequence[torch.Tensor]) -> None:
@@ -119,7 +122,8 @@ class AdapterBank:
     """Adapter weights and gradients of every block.
 
     Attributes:
-        weights: per group, the flat float32 weights. Padding is zero and stays zero.
+        weights: per group, the flat float32 weights. Padding is zero and stays zero (with 8-bit moments on a CPU nearly
+            so: bitsandbytes has no code for zero there). Nothing reads it.
         gradients: per group, the flat float32 gradients of the current optimizer step.
     """
 
@@ -134,8 +138,12 @@ class AdapterBank:
                 row[group] = slice(starts[group], starts[group] + size)
                 starts[group] += size
             self._rows.append(row)
-        self.weights = {g: torch.zeros(size, device=device) for g, size in starts.items()}
-        self.gradients = {g: torch.zeros(size, device=device) for g, size in starts.items()}
+        self.weights = {
+            g: torch.zeros(size, dtype=torch.float32, device=device) for g, size in starts.items()
+        }
+        self.gradients = {
+            g: torch.zeros(size, dtype=torch.float32, device=device) for g, size in starts.items()
+        }
 
     def has_adapter(self, block: int) -> bool:
         """Whether ``block`` has any LoRA tensor."""
@@ -176,6 +184,11 @@ class AdapterBank:
         """Start an optimizer step: gradients start from zero and are added to, in every mode."""
         for gradient in self.gradients.values():
             gradient.zero_()
+
+    def release(self) -> None:
+        """Give the memory back, where somebody else holds the weights from now on."""
+        self.weights = {group: weight.new_empty(0) for group, weight in self.weights.items()}
+        self.gradients = {group: gradient.new_empty(0) for group, gradient in self.gradients.items()}
 
     def tensors(
         self, buffers: Mapping[str, torch.Tensor]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["configure", "default_generator", "preserved_generator", "visit_seed"]
+__all__ = ["configure", "default_generator", "embedding_seed", "preserved_generator", "visit_seed"]
 
 SEED_BYTES = 4  # the CPU generator keeps only the low 32 bits of a seed
 
@@ -39,8 +39,16 @@ def configure(device: torch.device) -> None:
 
 def visit_seed(run_seed: int, step: int, micro_batch: int, block: int) -> int:
     """Return the 32-bit seed of one visit of one micro-batch; the same for forward and recompute."""
-    key = f"{run_seed}/{step}/{micro_batch}/{block}".encode()
-    return int.from_bytes(hashlib.blake2b(key, digest_size=SEED_BYTES).digest(), "little")
+    return _seed(f"{run_seed}/{step}/{micro_batch}/{block}")
+
+
+def embedding_seed(run_seed: int, step: int, micro_batch: int) -> int:
+    """Return the 32-bit seed of what is drawn for a micro-batch before it enters block 0."""
+    return _seed(f"{run_seed}/{step}/{micro_batch}/embedding")
+
+
+def _seed(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=SEED_BYTES).digest(), "little")
 
 
 def default_generator(device: torch.device) -> torch.Generator:

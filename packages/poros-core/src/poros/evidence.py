@@ -7,16 +7,24 @@ test keeps the two together.
 from __future__ import annotations
 
 import importlib.resources
-import json
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
+from poros.checkpoint.json_files import parse_json
+from poros.errors import CheckpointError, PluginError, explain
 from poros.interfaces import Architecture
 
-__all__ = ["RECEIPTS_FILE", "ShippedReceipt", "device_name", "platform_status", "receipts_of"]
+__all__ = [
+    "RECEIPTS_FILE",
+    "ShippedReceipt",
+    "device_name",
+    "parse_receipts",
+    "platform_status",
+    "receipts_of",
+]
 
 RECEIPTS_FILE = "receipts.json"
 
@@ -47,8 +55,25 @@ def receipts_of(architecture: Architecture) -> tuple[ShippedReceipt, ...]:
     file = importlib.resources.files(package).joinpath(RECEIPTS_FILE)
     if not file.is_file():
         return ()
-    shipped = json.loads(file.read_text(encoding="utf-8"))
-    return tuple(ShippedReceipt(**receipt) for receipt in shipped.get(architecture.name, ()))
+    return parse_receipts(file.read_bytes(), architecture.name, f"{RECEIPTS_FILE} of {package}")
+
+
+def parse_receipts(raw: bytes, name: str, where: str) -> tuple[ShippedReceipt, ...]:
+    """Return the receipts of one architecture in a package's file.
+
+    Raises:
+        PluginError: it is not the file that ``tools/ship_receipts.py`` writes.
+    """
+    try:
+        shipped = parse_json(raw, where)
+        receipts = tuple(ShippedReceipt(**receipt) for receipt in shipped.get(name, ()))
+    except (AttributeError, TypeError, CheckpointError) as error:
+        raise PluginError(
+            explain("Cannot read receipts", expected="what `poros` ships", got=error, where=where)
+        ) from error
+    if not all(isinstance(value, str) for receipt in receipts for value in astuple(receipt)):
+        raise PluginError(explain("Cannot read receipts", expected="texts", got="other values", where=where))
+    return receipts
 
 
 def device_name(device: torch.device) -> str:

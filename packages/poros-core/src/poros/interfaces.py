@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedConfig
 
     from poros.blocks.frozen_linear import FrozenLinear
+    from poros.plugins import Registry
+    from poros.run import Reporter, Trainer
 
 __all__ = [
     "Architecture",
@@ -29,6 +31,7 @@ __all__ = [
     "ModelParts",
     "ParityCase",
     "PerBlockInputs",
+    "RunAssembler",
     "StateSpec",
     "StepSource",
     "TensorSource",
@@ -74,6 +77,31 @@ class StepSource(Protocol):
 
     def step(self, index: int) -> Sequence[MicroBatch]:
         """Return the micro-batches of optimizer step ``index`` (0-based, below ``num_steps``)."""
+        ...
+
+
+class RunAssembler(Protocol):
+    """Makes a trainer from a run's config: opens the model, reads the rows, batches them. `poros.train` calls it."""
+
+    def __call__(
+        self,
+        config: Any,
+        registry: Registry,
+        *,
+        reporters: Sequence[Reporter],
+        say: Callable[[str], None],
+    ) -> Trainer:
+        """Return a trainer that is ready to load.
+
+        Args:
+            config: what the user gave to `poros.train`.
+            registry: the loaded plugins.
+            reporters: receive the run's events.
+            say: shows a line to the user.
+
+        Raises:
+            UserError: whatever is wrong with the user's input.
+        """
         ...
 
 
@@ -240,7 +268,6 @@ class Architecture(ABC):
         model_types: the ``model_type`` values of the configs that it serves.
         default_targets: leaf names of the linear layers that LoRA adapts unless the user says otherwise.
         ignored_tensors: regular expressions of file tensors that are known and not needed.
-        compiles_blocks: blocks may be compiled. False where the gate of compiled blocks does not hold.
         packs_rows: samples that stand in one row do not see each other where masks and positions keep them apart:
             nothing but attention connects positions. A recurrent state or a convolution leaks.
     """
@@ -250,7 +277,6 @@ class Architecture(ABC):
     default_targets: ClassVar[tuple[str, ...]]
     ignored_tensors: ClassVar[tuple[str, ...]] = ()
     packs_rows: ClassVar[bool] = False
-    compiles_blocks: ClassVar[bool] = True
 
     def text_config(self, config: PreTrainedConfig) -> PreTrainedConfig:
         """Return the text model's config: the nested one of a multimodal wrapper, else ``config`` itself.
@@ -341,7 +367,10 @@ class Architecture(ABC):
         A family without states need not know of this: `call_block` is what its layers go through.
 
         Args:
-            block, hidden, context, layer_type: see `call_block`.
+            block: as in `call_block`.
+            hidden: as in `call_block`.
+            context: as in `call_block`.
+            layer_type: as in `call_block`.
             states: by name, (B, T, *sizes) each: what `block_states` says the block reads, and its own per-block input.
 
         Returns:
@@ -403,6 +432,8 @@ class ParityCase:
         length_bucket, loss_chunk_positions, loss_chunk_vocabulary: numerics; small, so that tiny rows need padding and
             several chunks.
         blocks: ``eager`` or ``compiled``.
+        neftune_alpha: see `poros.settings.Numerics`.
+        optimizer: keyword arguments of `poros.settings.OptimizerSettings` that differ from the gates' usual ones.
         weight_factors: multiplies every random tensor whose name ends so, where a family's trained weights are far from
             the usual ones.
     """
@@ -419,4 +450,6 @@ class ParityCase:
     loss_chunk_positions: int = 5
     loss_chunk_vocabulary: int = 24
     blocks: str = "eager"
+    neftune_alpha: float = 0.0
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     weight_factors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

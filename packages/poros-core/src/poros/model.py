@@ -22,11 +22,11 @@ from poros.bank import AdapterBank
 from poros.blocks.fill import BlockFiller, load_checked
 from poros.blocks.kinds import BlockKind, classify_blocks
 from poros.blocks.layout import BlockLayout, make_layout
-from poros.blocks.placement import PlacedStore, spread_evenly
+from poros.blocks.placement import PlacedStore, place_blocks
 from poros.blocks.store import BlockStore, DeviceStore
 from poros.blocks.store_cache import StoreCache, store_key
 from poros.engine.embedding import Embedding
-from poros.engine.loss import LossHead
+from poros.engine.loss import LossHead, is_fused
 from poros.engine.per_block import PerBlockTable
 from poros.errors import ArchitectureError, ConfigError, PorosError, explain
 from poros.interfaces import (
@@ -52,6 +52,13 @@ __all__ = ["LoadedModel", "MetaModel", "initial_bank", "load_ends", "load_model"
 Progress = Callable[[int, int], None]
 Load = Callable[[str, torch.device], torch.Tensor]
 
+NO_CACHE = explain(
+    "Blocks cannot be streamed from the disk",
+    expected="a folder for quantized stores",
+    got="none",
+    where="plan.disk_blocks",
+    next_step="Set `cache_dir` to a folder on a fast disk, or `plan.disk_blocks` to 0",
+)
 # The one tensor of a vocabulary chunk in the store.
 HEAD_ROWS = "rows"
 
@@ -100,19 +107,9 @@ def make_meta_model(
 
     Raises:
         ArchitectureError: the config uses an unsupported feature.
-        ConfigError: a LoRA target matches nothing, or the architecture's blocks cannot be compiled.
+        ConfigError: a LoRA target matches nothing.
     """
     architecture.check_config(config)
-    if numerics.blocks == "compiled" and not architecture.compiles_blocks:
-        raise ConfigError(
-            explain(
-                f"Blocks of `{architecture.name}` cannot be compiled yet",
-                expected="`eager`",
-                got="`compiled`, which did not pass this architecture's gate on a GPU",
-                where="numerics.blocks",
-                next_step="Use `blocks: eager`",
-            )
-        )
     given, config = config, architecture.text_config(config)
     wrapper = given if given is not config else None
     module = _build(architecture, config)
@@ -298,7 +295,8 @@ def load_model(
 ) -> LoadedModel:
     """Quantize the checkpoint tensor by tensor into the plan's store and initialize the adapters.
 
-    Peak host memory is the finished store plus one block; quantization runs on the training device.
+    Peak host memory is the host part of the finished store plus one block, two where blocks go to the disk;
+    quantization runs on the training device.
 
     Args:
         meta: from `make_meta_model`.
@@ -311,12 +309,16 @@ def load_model(
     Raises:
         CheckpointError: a tensor is absent or has another shape than the config says.
         FormatError: a weight cannot be stored in the format.
+        ConfigError: blocks are to be streamed from the disk, and there is no ``cache``.
+        OutputError: they are, and the cache's folder cannot take the store.
     """
     blocks = meta.blocks
     kind_of = {block: kind for kind in meta.kinds for block in kind.blocks}
     layouts = [kind_of[index].layout for index in range(len(blocks))]
     is_resident = plan.residency == "resident"
-    resident = spread_evenly(len(blocks) if is_resident else plan.resident_blocks, len(blocks))
+    resident, on_disk = place_blocks(plan, len(blocks))
+    if on_disk and cache is None:
+        raise ConfigError(NO_CACHE)
     head_layouts = [] if is_resident or plan.head == "device" else _head_layouts(meta, numerics)
     store: BlockStore = (
         DeviceStore(layouts, device)
@@ -326,17 +328,25 @@ def load_model(
             resident,
             device,
             pin=plan.pin_host_memory and device.type == "cuda",
+            on_disk=on_disk,
         )
     )
+    filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
+
+    def make(index: int, target: torch.Tensor) -> None:
+        filler.fill(blocks[index], f"{meta.parts.blocks}.{index}.", layouts[index], target)
+        if progress is not None:
+            progress(index + 1, len(blocks))
+
     key = store_key(source, weight_format, numerics.storage_dtype, device, layouts) if cache else None
     if cache is None or key is None or not cache.load(key, store, len(blocks)):
-        filler = BlockFiller(source, weight_format, numerics.storage_dtype, device)
-        for index, block in enumerate(blocks):
-            filler.fill(block, f"{meta.parts.blocks}.{index}.", layouts[index], store.block(index))
-            if progress is not None:
-                progress(index + 1, len(blocks))
-        if cache is not None and key is not None:
-            cache.save(key, store, len(blocks))
+        if cache is not None and key is not None and isinstance(store, PlacedStore) and on_disk:
+            cache.fill(key, store, len(blocks), make)
+        else:
+            for index in range(len(blocks)):
+                make(index, store.block(index))
+            if cache is not None and key is not None:
+                cache.save(key, store, len(blocks))
     return LoadedModel(
         meta=meta,
         numerics=numerics,
@@ -414,6 +424,7 @@ def load_ends(
             compute_dtype=numerics.compute_dtype,
             chunk_positions=numerics.loss_chunk_positions,
             softcap=meta.architecture.logit_softcap(config),
+            fused=is_fused(numerics.blocks, device.type),
         ),
     }
 

@@ -7,16 +7,20 @@ import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pluggy
 
 from poros import hookspecs
 from poros.errors import PluginError, explain
-from poros.interfaces import Architecture, ParityCase, WeightFormat
 
-__all__ = ["ENTRY_POINT_GROUP", "Registered", "Registry", "load_registry"]
+if TYPE_CHECKING:
+    from poros.interfaces import Architecture, ParityCase, RunAssembler, WeightFormat
+    from poros.run.events import Reporter
+
+__all__ = ["ENTRY_POINT_GROUP", "Registered", "Registry", "load_plugins", "load_registry"]
 
 ENTRY_POINT_GROUP = "poros"
 PLUGINS_VARIABLE = "POROS_PLUGINS"
@@ -41,14 +45,28 @@ class Plugin:
     module: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Registry:
-    """Everything the loaded plugins registered, by declared name."""
+    """Everything the loaded plugins registered, by declared name. A hook is called when its values are first asked for.
+
+    Raises:
+        PluginError: from whatever asks: a hook failed, or two plugins claim one name.
+    """
 
     plugins: tuple[Plugin, ...]
-    architectures: Mapping[str, Registered[type[Architecture]]]
-    weight_formats: Mapping[str, Registered[type[WeightFormat]]]
     _manager: pluggy.PluginManager
+
+    @cached_property
+    def architectures(self) -> Mapping[str, Registered[type[Architecture]]]:
+        """The architecture classes by name; no two serve one model type."""
+        found = _collect(self._manager, "poros_register_architectures", lambda a: [a.name], "architecture")
+        _reject_shared_model_types(found.values())
+        return found
+
+    @cached_property
+    def weight_formats(self) -> Mapping[str, Registered[type[WeightFormat]]]:
+        """The weight format classes by name."""
+        return _collect(self._manager, "poros_register_weight_formats", lambda f: [f.name], "weight format")
 
     def architecture_for(self, model_type: str) -> Registered[type[Architecture]] | None:
         """Return the architecture that serves ``model_type``, or None."""
@@ -65,6 +83,14 @@ class Registry:
         """Call the command hook and return the click commands by name."""
         return _collect(self._manager, "poros_register_commands", lambda command: [command.name], "command")
 
+    def assemblers(self) -> Mapping[str, Registered[RunAssembler]]:
+        """Call the assembler hook and return what makes trainers from configs; there is one at most."""
+        return _collect(self._manager, "poros_register_assemblers", lambda made: ["config"], "assembler")
+
+    def reporters(self) -> Mapping[str, Registered[type[Reporter]]]:
+        """Call the reporter hook and return the reporter classes by name."""
+        return _collect(self._manager, "poros_register_reporters", _reporter_names, "reporter")
+
 
 def load_registry(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
     """Load every entry point of the group and return what they register.
@@ -77,6 +103,18 @@ def load_registry(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
     Raises:
         PluginError: a plugin fails to import, misspells a hook, or claims a taken name; an entry of
             ``POROS_PLUGINS`` names nothing installed.
+    """
+    registry = load_plugins(extra)
+    # What every run needs is complained about here, not in the middle of one.
+    _ = registry.architectures, registry.weight_formats
+    return registry
+
+
+def load_plugins(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
+    """Return the registry as `load_registry` does, before any hook is called: the command line has to be quick.
+
+    Raises:
+        PluginError: a plugin fails to import or misspells a hook, or ``POROS_PLUGINS`` names nothing installed.
     """
     manager = pluggy.PluginManager("poros")
     manager.add_hookspecs(hookspecs)
@@ -94,10 +132,7 @@ def load_registry(extra: Iterable[tuple[str, str, Any]] = ()) -> Registry:
                 f"Correct the plugin's hooks (docs/plugins.md) or its entry points."
             ) from error
     _check_hook_names(manager)
-    architectures = _collect(manager, "poros_register_architectures", lambda a: [a.name], "architecture")
-    _reject_shared_model_types(architectures.values())
-    formats = _collect(manager, "poros_register_weight_formats", lambda f: [f.name], "weight format")
-    return Registry(tuple(loaded), architectures, formats, manager)
+    return Registry(tuple(loaded), manager)
 
 
 def _installed() -> list[tuple[str, str, Any]]:
@@ -181,6 +216,14 @@ def _collect(
                 )
             found[key] = Registered(value, distribution)
     return MappingProxyType(found)
+
+
+def _reporter_names(value: Any) -> list[str]:
+    from poros.run.events import Reporter  # not before a run asks: it imports the training loop
+
+    if not (isinstance(value, type) and issubclass(value, Reporter) and value.name):
+        raise TypeError(f"{value!r} is not a subclass of `poros.Reporter` with a `name`")
+    return [value.name]
 
 
 def _reject_shared_model_types(architectures: Iterable[Registered[type[Architecture]]]) -> None:

@@ -9,28 +9,46 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from poros.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    import torch  # seconds, which a command that only shows settings must not take
 
 __all__ = [
     "ACCUMULATION_ORDERS",
     "BLOCK_EXECUTIONS",
-    "COMPUTE_DTYPES",
+    "DTYPE_NAMES",
     "PLACES",
     "LoraSettings",
     "Numerics",
     "OptimizerSettings",
     "Plan",
+    "named_dtypes",
 ]
 
-COMPUTE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPE_NAMES = ("bfloat16", "float32")
 ACCUMULATION_ORDERS = ("block-major", "micro-batch-major")
-SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+OPTIMIZERS = ("adamw", "adamw_8bit")
+# Transformers' names.
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "warmup_stable_decay")
 RESIDENCIES = ("streamed", "resident")
 BLOCK_EXECUTIONS = ("eager", "compiled")
 PLACES = ("device", "host")
+# Twice as much, the width of the range that noise is drawn from, is still a number in either dtype.
+MAX_NEFTUNE_ALPHA = 1e38
+
+
+def named_dtypes() -> dict[str, torch.dtype]:
+    """Return by name the dtypes that a run computes in or keeps weights in."""
+    import torch
+
+    return {name: getattr(torch, name) for name in DTYPE_NAMES}
+
+
+def _bfloat16() -> torch.dtype:
+    return named_dtypes()["bfloat16"]
 
 
 def _require_integer(name: str, value: object, *, least: int) -> None:
@@ -56,6 +74,8 @@ class LoraSettings:
             architecture's defaults.
         blocks: block indices that get adapters, or None for all.
         rank_pattern, alpha_pattern: PEFT's per-module overrides (regular expression -> value).
+        init_from: folder of a run or of a PEFT adapter whose weights training starts from. Its rank, alpha, scaling
+            rule and adapted layers must be those of the settings above.
     """
 
     rank: int = 16
@@ -66,6 +86,7 @@ class LoraSettings:
     use_rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    init_from: str | None = None
 
     def __post_init__(self) -> None:
         _require_integer("lora.rank", self.rank, least=1)
@@ -93,30 +114,48 @@ class Numerics:
         loss_chunk_positions, loss_chunk_vocabulary: supervised positions and vocabulary entries per head product.
         blocks: ``eager`` (Transformers' layers as they are) or ``compiled`` (one `torch.compile` per block kind and
             shape; fused kernels round differently).
+        neftune_alpha: NEFTune: in training, uniform noise below ``alpha / sqrt(T * D)`` is added to the rows of the
+            embedding. 0 is off.
     """
 
-    compute_dtype: torch.dtype = torch.bfloat16
-    storage_dtype: torch.dtype = torch.bfloat16
+    compute_dtype: torch.dtype = field(default_factory=_bfloat16)
+    storage_dtype: torch.dtype = field(default_factory=_bfloat16)
     length_bucket: int = 64
     loss_chunk_positions: int = 512
     loss_chunk_vocabulary: int = 16384
     blocks: str = "eager"
+    neftune_alpha: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("compute_dtype", "storage_dtype"):
             value = getattr(self, name)
-            _require(value in COMPUTE_DTYPES.values(), name, " or ".join(COMPUTE_DTYPES), value)
+            _require(value in named_dtypes().values(), name, " or ".join(DTYPE_NAMES), value)
         _require_integer("length_bucket", self.length_bucket, least=1)
         _require_integer("loss_chunk_positions", self.loss_chunk_positions, least=1)
         _require_integer("loss_chunk_vocabulary", self.loss_chunk_vocabulary, least=1)
         _require(self.blocks in BLOCK_EXECUTIONS, "blocks", " | ".join(BLOCK_EXECUTIONS), self.blocks)
+        alpha = self.neftune_alpha
+        _require(alpha >= 0, "neftune_alpha", "zero or more", alpha)
+        _require(alpha <= MAX_NEFTUNE_ALPHA, "neftune_alpha", f"at most {MAX_NEFTUNE_ALPHA:g}", alpha)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerSettings:
-    """AdamW over the flat bank, its schedule and its clipping."""
+    """AdamW over the flat bank, its schedule and its clipping.
 
+    Attributes:
+        name: ``adamw``, or ``adamw_8bit``: bitsandbytes' AdamW with both moments in 8 bits.
+        learning_rate: the peak, of ``lora_A``.
+        lora_plus_ratio: LoRA+: the rate of ``lora_B`` is this times that of ``lora_A``.
+        max_grad_norm: gradients are scaled down to this norm; None clips nothing.
+        schedule: Transformers' name of it.
+        warmup_steps: optimizer steps over which the rate rises from zero.
+        decay_steps: of ``warmup_stable_decay``, the last steps of the run, over which the rate falls to zero.
+    """
+
+    name: str = "adamw"
     learning_rate: float = 2e-4
+    lora_plus_ratio: float = 1.0
     weight_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
@@ -124,10 +163,13 @@ class OptimizerSettings:
     max_grad_norm: float | None = 1.0
     schedule: str = "linear"
     warmup_steps: int = 0
+    decay_steps: int = 0
 
     def __post_init__(self) -> None:
-        rate, decay = self.learning_rate, self.weight_decay
+        rate, decay, ratio = self.learning_rate, self.weight_decay, self.lora_plus_ratio
+        _require(self.name in OPTIMIZERS, "name", " | ".join(OPTIMIZERS), self.name)
         _require(0 < rate < math.inf, "learning_rate", "a positive number", rate)
+        _require(0 < ratio < math.inf, "lora_plus_ratio", "a positive number", ratio)
         _require(0 <= decay < math.inf, "weight_decay", "zero or more", decay)
         _require(0 <= self.beta1 < 1, "beta1", "a number in [0, 1)", self.beta1)
         _require(0 <= self.beta2 < 1, "beta2", "a number in [0, 1)", self.beta2)
@@ -137,6 +179,15 @@ class OptimizerSettings:
         if self.schedule == "constant":
             expected = "0 with `schedule: constant` (`constant_with_warmup` has a warm-up)"
             _require(self.warmup_steps == 0, "warmup_steps", expected, self.warmup_steps)
+        _require_integer("decay_steps", self.decay_steps, least=0)
+        if self.schedule == "warmup_stable_decay":
+            expected = "a positive integer with `schedule: warmup_stable_decay`"
+            _require(self.decay_steps > 0, "decay_steps", expected, self.decay_steps)
+        else:
+            expected = (
+                f"0 with `schedule: {self.schedule}` (`warmup_stable_decay` has a decay of its own length)"
+            )
+            _require(self.decay_steps == 0, "decay_steps", expected, self.decay_steps)
         if self.max_grad_norm is not None:
             _require(self.max_grad_norm > 0, "max_grad_norm", "a positive number or null", self.max_grad_norm)
 
@@ -150,6 +201,10 @@ class Plan:
             stream, no host reads).
         num_slots: device slots for streamed blocks, at least 2.
         resident_blocks: of a streamed run, how many blocks stay in device memory, spread evenly over the depth.
+        kept_blocks: how many of the blocks in device memory, the highest ones, keep what their backward needs from
+            their forward instead of recomputing it. Packed rows are recomputed all the same.
+        disk_blocks: of a streamed run, how many of the blocks that are not resident come from the cached store on the
+            disk instead of host memory, spread evenly among them. Needs a folder for quantized stores.
         head: ``device``, or ``host``: the head's vocabulary chunks are streamed through the slots like blocks.
         activations: block inputs are kept in ``device`` memory or in pinned ``host`` memory until backward.
         order: ``block-major`` (every micro-batch of the step visits block k before block k+1) or
@@ -162,6 +217,8 @@ class Plan:
     residency: str = "streamed"
     num_slots: int = 3
     resident_blocks: int = 0
+    kept_blocks: int = 0
+    disk_blocks: int = 0
     head: str = "device"
     activations: str = "device"
     order: str = "block-major"
@@ -173,6 +230,16 @@ class Plan:
         _require(self.residency in RESIDENCIES, "residency", " | ".join(RESIDENCIES), self.residency)
         _require_integer("slots", self.num_slots, least=2)
         _require_integer("resident_blocks", self.resident_blocks, least=0)
+        _require_integer("kept_blocks", self.kept_blocks, least=0)
+        _require_integer("disk_blocks", self.disk_blocks, least=0)
+        if self.residency == "streamed":
+            expected = (
+                f"at most the {self.resident_blocks} of `resident_blocks`: a slot is refilled before backward"
+            )
+            _require(self.kept_blocks <= self.resident_blocks, "kept_blocks", expected, self.kept_blocks)
+        else:
+            expected = "0 with `residency: resident`: nothing is streamed"
+            _require(self.disk_blocks == 0, "disk_blocks", expected, self.disk_blocks)
         for name in ("head", "activations"):
             _require(getattr(self, name) in PLACES, name, " | ".join(PLACES), getattr(self, name))
         _require(self.order in ACCUMULATION_ORDERS, "order", " | ".join(ACCUMULATION_ORDERS), self.order)

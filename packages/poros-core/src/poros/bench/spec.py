@@ -9,7 +9,7 @@ from typing import Any
 
 from poros.errors import ConfigError, explain
 from poros.planning.request import PlanRequest
-from poros.settings import COMPUTE_DTYPES, LoraSettings, Numerics, Plan
+from poros.settings import LoraSettings, Numerics, Plan, named_dtypes
 
 __all__ = ["MODES", "BenchSpec"]
 
@@ -81,7 +81,7 @@ class BenchSpec:
     def make_numerics(self) -> Numerics:
         """Return the numerics."""
         named: dict[str, Any] = {
-            k: COMPUTE_DTYPES[v] if k.endswith("_dtype") else v for k, v in self.numerics.items()
+            k: named_dtypes()[v] if k.endswith("_dtype") else v for k, v in self.numerics.items()
         }
         return Numerics(**named)
 

@@ -5,15 +5,17 @@ Shape letters: O out features, I in features.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import FunctionCtx
 
-__all__ = ["FrozenLinear"]
+__all__ = ["FrozenLinear", "reading_products", "unread_product"]
 
 
 class FrozenLinear(nn.Linear, ABC):
@@ -26,6 +28,8 @@ class FrozenLinear(nn.Linear, ABC):
         compute_dtype: dtype of the product.
         has_bias: the layer adds a bound bias; ``bias`` itself stays None so that nothing can rebind it.
         bias_view: the bound bias in the storage dtype, or None.
+        reads_product: somebody reads the product's values; otherwise it is not computed, and is NaN. Its gradients
+            need none of them.
         workspace: (O, I) buffer that `materialize` fills once per visit, or None to dequantize at every use.
         scratch: (O, I) buffer that every use without a workspace dequantizes into, shared with other layers: its
             content lasts until the next of them is used. None allocates a matrix at every use.
@@ -41,6 +45,7 @@ class FrozenLinear(nn.Linear, ABC):
         self.workspace: torch.Tensor | None = None
         self.scratch: torch.Tensor | None = None
         self.bias_view: torch.Tensor | None = None
+        self.reads_product = True
 
     def bind(self, views: Mapping[str, torch.Tensor]) -> None:
         """Point at the bytes of this layer.
@@ -92,12 +97,31 @@ class FrozenLinear(nn.Linear, ABC):
         return product
 
 
+@contextlib.contextmanager
+def reading_products(layers: Sequence[Any], reads: bool) -> Iterator[None]:
+    """Set ``reads_product`` of the layers for as long as the context lasts."""
+    for layer in layers:
+        layer.reads_product = reads
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.reads_product = True
+
+
+def unread_product(x: torch.Tensor, out_features: int) -> torch.Tensor:
+    """Return what stands for a product of (..., I) inputs that nobody reads: NaN, so that whoever does shows it."""
+    return x.new_full((*x.shape[:-1], out_features), torch.nan)
+
+
 class _FrozenProduct(torch.autograd.Function):
     """Keeps the layer, not its bytes, on the tape: backward dequantizes what the slot holds in the same visit."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, layer: FrozenLinear) -> torch.Tensor:
         ctx.layer = layer  # type: ignore[attr-defined]
+        if not layer.reads_product:
+            return unread_product(x, layer.out_features)
         return F.linear(x, layer.matrix(), layer.bias_in_compute_dtype())
 
     @staticmethod

@@ -13,7 +13,7 @@ from poros.bank import AdapterSignature, make_signature
 from poros.blocks.layout import BlockLayout, make_layout
 from poros.interfaces import BlockStates, TensorSpec, WeightFormat
 
-__all__ = ["BlockKind", "block_layout", "classify_blocks"]
+__all__ = ["BlockKind", "block_constants", "block_layout", "classify_blocks"]
 
 # A block's own index differs in every block and is not read by any layer that is called without a cache.
 INDEX_ATTRIBUTE = "layer_idx"
@@ -85,13 +85,13 @@ def _adapter_signature(block: nn.Module) -> AdapterSignature:
     return make_signature(shapes)
 
 
-def _constants(block: nn.Module) -> tuple[object, ...]:
+def block_constants(block: nn.Module) -> tuple[object, ...]:
     """Return every constant that a forward may read: two blocks that differ in one must not share a graph."""
     found: list[object] = []
     for path, module in block.named_modules():
         found.append((path, type(module).__module__, type(module).__qualname__))
         for name, value in sorted(vars(module).items()):
-            if name in (INDEX_ATTRIBUTE, "training", "workspace", "scratch"):
+            if name in (INDEX_ATTRIBUTE, "training", "workspace", "scratch", "reads_product"):
                 continue
             if isinstance(value, SCALARS) or value is None:
                 found.append((path, name, value))
@@ -116,7 +116,7 @@ def classify_blocks(
     for index, block in enumerate(blocks):
         layout = block_layout(block, weight_format, storage_dtype)
         adapter = _adapter_signature(block)
-        key = (layout, adapter, layer_types[index], states[index], _constants(block))
+        key = (layout, adapter, layer_types[index], states[index], block_constants(block))
         groups.setdefault(key, []).append(index)
         made[key] = (layout, adapter)
     return tuple(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from peft.tuners.lora.layer import Linear
 from torch.autograd.function import FunctionCtx
 
-from poros.blocks.frozen_linear import FrozenLinear
+from poros.blocks.frozen_linear import FrozenLinear, unread_product
 
 __all__ = ["FrozenLoraLinear"]
 
@@ -27,13 +27,17 @@ class FrozenLoraLinear(Linear):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return (..., O) outputs of (..., I) inputs in the layer's compute dtype.
 
-        Over any other base layer, a compiled block's for example, this is PEFT's own forward.
+        Over any other base layer, that of a compiled block, these are operations that a compiler sees through.
         """
         base = self.base_layer
-        if not isinstance(base, FrozenLinear):
-            output: torch.Tensor = super().forward(x, *args, **kwargs)
+        if self.disable_adapters:
+            output: torch.Tensor = base(x)
             return output
         (adapter,) = self.active_adapters
+        if not isinstance(base, FrozenLinear):
+            # PEFT scales (N, O) outputs, and their gradients in passes of their own; the (N, R) ones cost nothing.
+            low = self.lora_A[adapter](self.lora_dropout[adapter](x)) * self.scaling[adapter]
+            return base(x).add(self.lora_B[adapter](low))
         dtype = base.compute_dtype
         rows = x.to(dtype).reshape(-1, base.in_features)
         dropout = self.lora_dropout[adapter]
@@ -64,8 +68,11 @@ class _FrozenLoraProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         branch = rows if dropped is None else dropped
         low = F.linear(branch, lora_a)
-        output = F.linear(rows, layer.matrix(), layer.bias_in_compute_dtype())
-        output.addmm_(low, lora_b.t(), alpha=scaling)
+        if layer.reads_product:
+            output = F.linear(rows, layer.matrix(), layer.bias_in_compute_dtype())
+            output.addmm_(low, lora_b.t(), alpha=scaling)
+        else:
+            output = unread_product(rows, layer.out_features)
         ctx.save_for_backward(branch, lora_a, lora_b, low)
         ctx.layer, ctx.scaling, ctx.has_dropout = layer, scaling, dropped is not None  # type: ignore[attr-defined]
         return output

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
+from poros.blocks.block_file import BlockFile
 from poros.blocks.host_memory import HostArena
 from poros.blocks.layout import BlockLayout
 
@@ -15,12 +17,20 @@ __all__ = ["BlockStore", "DeviceStore", "HostStore", "checksum"]
 
 
 class BlockStore(Protocol):
-    """The home of every block's bytes. Immutable once filled: `checksum` before and after a run must agree."""
+    """The home of every block's bytes. Immutable once filled: `checksum` before and after a run must agree.
+
+    Attributes:
+        layouts: of every block.
+        on_disk: the blocks that have no memory of their own.
+        files: theirs, by block, once the store is filled.
+    """
 
     layouts: Sequence[BlockLayout]
+    on_disk: frozenset[int]
+    files: Mapping[int, BlockFile]
 
     def block(self, index: int) -> torch.Tensor:
-        """Return the (num_bytes,) uint8 bytes of a block where they live. A view."""
+        """Return the (num_bytes,) uint8 bytes of a block where they live: a view. Of one on the disk, a copy."""
         ...
 
     def is_pinned(self, index: int) -> bool:
@@ -28,12 +38,15 @@ class BlockStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Release page locks."""
+        """Release page locks and files."""
         ...
 
 
 class HostStore:
     """Every block in one host arena, page-locked as far as the system allows."""
+
+    on_disk: frozenset[int] = frozenset()
+    files: Mapping[int, BlockFile] = MappingProxyType({})
 
     def __init__(self, layouts: Sequence[BlockLayout], *, pin: bool) -> None:
         self.layouts = layouts
@@ -54,6 +67,9 @@ class HostStore:
 
 class DeviceStore:
     """Every block in a device buffer of its own: the resident oracle. Nothing here reads host memory."""
+
+    on_disk: frozenset[int] = frozenset()
+    files: Mapping[int, BlockFile] = MappingProxyType({})
 
     def __init__(self, layouts: Sequence[BlockLayout], device: torch.device) -> None:
         self.layouts = layouts

@@ -11,7 +11,14 @@ from poros.checkpoint.headers import FileHeader, TensorEntry, read_header
 from poros.checkpoint.model_folder import resolve_model
 from poros.checkpoint.names import MappedSource, check_names
 from poros.checkpoint.output_folder import check_free_space, prepare_output_folder
-from poros.checkpoint.run_state import RunState, load_run_state, newest_complete, prune, save_run_state
+from poros.checkpoint.run_state import (
+    RunState,
+    checkpoint_folder,
+    load_run_state,
+    newest_complete,
+    prune,
+    save_run_state,
+)
 from poros.checkpoint.source import SafetensorsSource
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "atomic_write_json",
     "check_free_space",
     "check_names",
+    "checkpoint_folder",
     "load_adapter",
     "load_config",
     "load_run_state",

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from poros.checkpoint.adapter_config import check_lora_fields
 from poros.checkpoint.atomic import atomic_folder
 from poros.checkpoint.json_files import read_json_object
 from poros.checkpoint.manifest import MANIFEST_FILE, check_manifest
+from poros.checkpoint.paths import refuse_links_outside
 from poros.checkpoint.tensor_file import check_finite, load_tensors, save_tensors
 from poros.errors import CheckpointError, explain
 
@@ -107,6 +109,7 @@ def load_adapter(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
                 where=str(folder),
             )
         )
+    refuse_links_outside(folder, (CONFIG_FILE, WEIGHTS_FILE))
     if (folder / MANIFEST_FILE).exists():
         check_manifest(folder)
     peft_type = read_json_object(folder / CONFIG_FILE).get("peft_type")
@@ -118,8 +121,14 @@ def load_adapter(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
         )
     try:
         config = LoraConfig.from_pretrained(str(folder))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"Cannot use {folder / CONFIG_FILE}: {error}.") from error
+    except Exception as error:  # its fields are checked in many ways, or not at all
+        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise CheckpointError(
+            explain(
+                "Cannot use an adapter", expected="PEFT's config", got=got, where=str(folder / CONFIG_FILE)
+            )
+        ) from error
+    check_lora_fields(config, folder / CONFIG_FILE)
     tensors = load_tensors(folder / WEIGHTS_FILE)
     _check_pairs(tensors, str(folder))
     return config, tensors

@@ -11,11 +11,13 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from poros.checkpoint.folder_lock import abandoned, folder_lock
 from poros.checkpoint.manifest import write_manifest
 from poros.errors import OutputError, explain
 
@@ -23,14 +25,18 @@ __all__ = [
     "atomic_folder",
     "atomic_write_bytes",
     "atomic_write_json",
+    "explaining_writes",
     "remove_folder",
     "restore_interrupted",
+    "sweep_abandoned",
     "sweep_leftovers",
 ]
 
 # What lies beside `name`: `.name.tmp-<random>` is being filled, `.name.old-<random>` is being replaced and
 # `.name.gone-<random>` is being removed.
 TEMPORARY, OLD, GONE = ".tmp-", ".old-", ".gone-"
+# A folder is locked a moment after it is made.
+GRACE_SECONDS = 10.0
 
 
 @contextmanager
@@ -47,23 +53,25 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: ``target`` exists and ``overwrite`` is false, or the disk is full or refuses the write.
     """
-    restore_interrupted(target.parent)
+    with explaining_writes(target):
+        restore_interrupted(target.parent)
     if os.path.lexists(target) and not overwrite:
         raise OutputError(
             explain("Cannot save", expected="a new folder", got="one that exists", where=str(target))
         )
     temporary = _sibling(target, TEMPORARY)
-    with _explaining(target):
+    with explaining_writes(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         try:
-            yield temporary
-            write_manifest(temporary)
-            for folder, _, file_names in os.walk(temporary, topdown=False):
-                for file_name in file_names:
-                    _fsync(Path(folder) / file_name)
-                _fsync(Path(folder))
-            _take_place(temporary, target)
+            with folder_lock(temporary):  # says to `sweep_abandoned` that somebody is at work
+                yield temporary
+                write_manifest(temporary)
+                for folder, _, file_names in os.walk(temporary, topdown=False):
+                    for file_name in file_names:
+                        _fsync(Path(folder) / file_name)
+                    _fsync(Path(folder))
+                _take_place(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -76,7 +84,7 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
         OutputError: the disk is full or refuses the write; the earlier content stays.
     """
     temporary = _sibling(path, TEMPORARY)
-    with _explaining(path):
+    with explaining_writes(path):
         try:
             with temporary.open("xb") as file:
                 file.write(data)
@@ -122,6 +130,28 @@ def sweep_leftovers(parent: Path) -> None:
                 path.unlink()
 
 
+def sweep_abandoned(parent: Path) -> None:
+    """Remove what killed processes left in a folder that others may be writing to, as far as that can be told.
+
+    Never fails: a folder that cannot be read or written keeps what it has.
+    """
+    for path in parent.glob(f".*{TEMPORARY}*"):
+        if _age_seconds(path) > GRACE_SECONDS and abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in (*parent.glob(f".*{OLD}*"), *parent.glob(f".*{GONE}*")):
+        # What was moved aside is the only copy until its successor is there.
+        if GONE in path.name or os.path.lexists(parent / path.name[1:].rpartition(OLD)[0]):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _age_seconds(path: Path) -> float:
+    """Return how long ago a folder was last changed; nothing that is gone or no folder is old."""
+    try:
+        return time.time() - path.stat().st_mtime if path.is_dir() else 0.0
+    except OSError:
+        return 0.0
+
+
 def _take_place(temporary: Path, target: Path) -> None:
     if not os.path.lexists(target):
         temporary.rename(target)
@@ -136,7 +166,7 @@ def _take_place(temporary: Path, target: Path) -> None:
         raise
     _fsync(target.parent)
     if old.is_dir() and not old.is_symlink():
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)  # somebody else may be sweeping
     else:
         old.unlink()
 
@@ -156,8 +186,12 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
-def _explaining(target: Path) -> Iterator[None]:
-    """Turn a failed write into a message that says what is left."""
+def explaining_writes(target: Path) -> Iterator[None]:
+    """Turn a failed write into a message that says what is left.
+
+    Raises:
+        OutputError: the disk is full or refuses the write.
+    """
     try:
         yield
     except OSError as error:

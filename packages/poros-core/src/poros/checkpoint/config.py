@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poros.checkpoint.json_files import read_json_object
+from poros.checkpoint.paths import refuse_links_outside
 from poros.errors import ArchitectureError, CheckpointError, explain
 
 if TYPE_CHECKING:
@@ -20,6 +21,26 @@ CONFIG_FILE = "config.json"
 SIZE_FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 # A wrapper's nested text config may rely on the defaults of its own type; these differ for every size of a family.
 NESTED_SIZE_FIELDS = ("hidden_size", "num_hidden_layers")
+# Far above any published model. Layers are built one by one and some of their tables are computed at once, so a forged
+# size would decide how long that takes and how much memory.
+LARGEST_SIZES = {
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "num_global_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "global_head_dim": 2**14,
+    "linear_key_head_dim": 2**14,
+    "linear_value_head_dim": 2**14,
+    "linear_num_key_heads": 2**14,
+    "linear_num_value_heads": 2**14,
+    "linear_conv_kernel_dim": 2**14,
+    "hidden_size": 2**20,
+    "hidden_size_per_layer_input": 2**20,
+    "intermediate_size": 2**24,
+    "vocab_size": 2**26,
+    "vocab_size_per_layer_input": 2**26,
+}
 MOE_MARKS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 # The first release of Transformers that has a type which Poros serves. Source: the model cards and the releases.
 FIRST_VERSIONS = {
@@ -81,7 +102,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
     Raises:
         CheckpointError: no config.json, bad JSON (with line and column), no ``model_type``, a field that decides
-            shapes is absent or no positive integer, or the weights are quantized already.
+            shapes is absent, no positive integer or beyond any model, or the weights are quantized already.
         ArchitectureError: Transformers does not know the type, or the model computes with code of its own.
     """
     from transformers import AutoConfig
@@ -97,6 +118,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
                 next_step="Name the folder that holds the model",
             )
         )
+    refuse_links_outside(folder, (CONFIG_FILE,))
     raw = read_json_object(path)
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -106,6 +128,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     if not transformers_knows(model_type):
         raise unknown_type_error(model_type, str(path))
     _reject_quantized(path, raw)
+    _reject_huge(path, raw)
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except Exception as error:  # every config class validates in its own way
@@ -152,6 +175,15 @@ def _reject_quantized(path: Path, raw: Mapping[str, Any]) -> None:
         f"Name the original model in bf16, the one that {QUANTIZED_NAMES.get(method, 'this one')} was made from: Poros "
         "quantizes it by itself (`quantization: nf4`)",
     )
+
+
+def _reject_huge(path: Path, raw: Mapping[str, Any]) -> None:
+    nested = raw.get("text_config")
+    for prefix, fields in (("", raw), ("text_config.", nested if isinstance(nested, Mapping) else {})):
+        for name, largest in LARGEST_SIZES.items():
+            value = fields.get(name)
+            if isinstance(value, int | float) and not value <= largest:
+                raise _bad(path, f"`{prefix}{name}` to be at most {largest}", f"{value!r:.80}")
 
 
 def _check_sizes(path: Path, raw: Mapping[str, Any], config: PreTrainedConfig) -> None:

@@ -7,6 +7,7 @@ into memory finds a truncated shard only when it is killed or reads garbage, so 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ __all__ = ["DTYPES", "FileHeader", "TensorEntry", "read_header"]
 # The reference implementation refuses longer headers; a forged length must not decide how much memory is taken.
 MAX_HEADER_BYTES = 100_000_000
 LENGTH_BYTES = 8
+# What an array library can address; beyond, sizes would overflow where tensors are made.
+MAX_DIMENSIONS = 64
+MAX_TENSOR_BYTES = 2**63 - 1
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -170,28 +174,32 @@ def _reject_lookalike(path: Path, start: bytes, num_bytes: int) -> None:
 
 def _entry(path: Path, name: str, value: Any, data_start: int) -> TensorEntry:
     """Check one tensor's description by itself."""
-    where = f"tensor `{name}`"
+    where = f"tensor `{name:.200}`"
     if not isinstance(value, dict):
         raise _malformed(path, "an object with dtype, shape and data_offsets", repr(value)[:80], where)
     dtype_name, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
         raise _malformed(path, f"a dtype among {', '.join(DTYPES)}", repr(dtype_name)[:80], where)
-    if not _are_sizes(shape):
-        raise _malformed(path, "a shape of non-negative integers", repr(shape)[:80], where)
+    if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        expected = f"a shape of at most {MAX_DIMENSIONS} non-negative integers"
+        raise _malformed(path, expected, f"{shape!r:.80}", where)
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _malformed(path, "data_offsets [begin, end] with 0 <= begin <= end", repr(offsets)[:80], where)
-    needed = dtype.itemsize
-    for size in shape:
-        needed *= size
+        raise _malformed(path, "data_offsets [begin, end] with 0 <= begin <= end", f"{offsets!r:.80}", where)
+    # Sizes beside a zero must fit, too: strides are made from them.
+    if dtype.itemsize * math.prod(max(size, 1) for size in shape) > MAX_TENSOR_BYTES:
+        raise _malformed(path, f"a shape of at most {MAX_TENSOR_BYTES} bytes", f"{shape!r:.80}", where)
+    needed = dtype.itemsize * math.prod(shape)
     if offsets[1] - offsets[0] != needed:
-        raise _malformed(path, f"{needed} bytes for {dtype_name} {shape}", f"data_offsets {offsets}", where)
+        raise _malformed(
+            path, f"{needed} bytes for {dtype_name} {shape}", f"data_offsets {offsets!r:.80}", where
+        )
     begin, end = (data_start + offset for offset in offsets)
     return TensorEntry(dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 
 def _check_extents(

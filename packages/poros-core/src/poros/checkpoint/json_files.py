@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: missing, unreadable, too large, or not one JSON object.
     """
     try:
-        num_bytes = path.stat().st_size
+        status = path.stat()
+        num_bytes = status.st_size
+        if not stat.S_ISREG(status.st_mode):  # a pipe may never end, a device may never be empty
+            raise CheckpointError(
+                explain("Cannot read JSON", expected="a file", got="something else", where=str(path))
+            )
         if num_bytes > MAX_JSON_BYTES:
             raise CheckpointError(
                 explain(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from poros.checkpoint.json_files import read_json_object
+from poros.checkpoint.paths import is_relative_path, refuse_links_outside
 from poros.errors import CheckpointError, explain
 
 __all__ = ["MANIFEST_FILE", "check_manifest", "write_manifest"]
@@ -34,7 +35,8 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> None:
     Files that the manifest does not name are left alone.
 
     Raises:
-        CheckpointError: naming the first file that is missing, of another size or changed.
+        CheckpointError: naming the first file that is missing, of another size or changed, or that is not in the
+            folder at all.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -47,7 +49,10 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> None:
         raise _incomplete(
             folder, f"a manifest of format {FORMAT_VERSION}", repr(content.get("format_version"))
         )
+    refuse_links_outside(folder)
     for name, recorded in files.items():
+        if not is_relative_path(name):
+            raise _incomplete(folder, "names of files in the folder", f"{name!r:.80}")
         file = folder / name
         if not isinstance(recorded, dict):
             raise _incomplete(folder, f"size and hash of `{name}`", repr(recorded))

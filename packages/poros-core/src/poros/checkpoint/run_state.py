@@ -22,7 +22,7 @@ from poros.checkpoint.manifest import check_manifest
 from poros.checkpoint.tensor_file import check_finite, load_tensors, save_tensors
 from poros.errors import CheckpointError, explain
 
-__all__ = ["RunState", "load_run_state", "newest_complete", "prune", "save_run_state"]
+__all__ = ["RunState", "checkpoint_folder", "load_run_state", "newest_complete", "prune", "save_run_state"]
 
 CHECKPOINTS_FOLDER = "checkpoints"
 TENSORS_FILE = "state.safetensors"
@@ -45,6 +45,11 @@ class RunState:
     meta: Mapping[str, Any]
 
 
+def checkpoint_folder(run_folder: Path, step: int) -> Path:
+    """Return where the checkpoint after ``step`` optimizer steps lies, if there is one."""
+    return run_folder / CHECKPOINTS_FOLDER / f"step-{step:06d}"
+
+
 def save_run_state(
     run_folder: Path, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]
 ) -> Path:
@@ -58,7 +63,7 @@ def save_run_state(
         ValueError: ``meta`` holds NaN or infinity.
     """
     check_finite(tensors, f"The checkpoint of step {step}")
-    target = run_folder / CHECKPOINTS_FOLDER / f"step-{step:06d}"
+    target = checkpoint_folder(run_folder, step)
     with atomic_folder(target, overwrite=True) as folder:
         save_tensors(folder / TENSORS_FILE, tensors)
         atomic_write_json(folder / META_FILE, {"step": step, "meta": dict(meta)})
@@ -96,16 +101,27 @@ def newest_complete(run_folder: Path) -> tuple[Path | None, list[tuple[Path, str
     return None, skipped
 
 
-def prune(run_folder: Path, keep: int) -> list[Path]:
+def prune(run_folder: Path, keep: int, *, spared: int | None = None, newest: int | None = None) -> list[Path]:
     """Remove all but the newest ``keep`` complete checkpoints and return what was removed.
 
     Call it after a save. Damaged folders stay for the user to see and never count as kept, so a complete one is
     never given up for them. What killed processes left goes too: one process alone writes to a run folder.
+
+    Only sizes are looked at here, so a checkpoint whose content changed would count: name the run's own newest one.
+
+    Args:
+        run_folder: the output folder.
+        keep: how many, at least one.
+        spared: step of a checkpoint that stays besides, however old it is.
+        newest: step of the one that was saved or resumed from last. Later ones were skipped as damaged: they stay, and
+            do not count.
     """
     if keep < 1:
         raise ValueError(f"Cannot prune checkpoints: expected to keep 1 or more, got {keep}.")
     complete = []
     for folder in _step_folders(run_folder):
+        if newest is not None and folder.name > checkpoint_folder(run_folder, newest).name:
+            continue
         try:
             check_manifest(folder, hashes=False)
         except CheckpointError:
@@ -113,9 +129,11 @@ def prune(run_folder: Path, keep: int) -> list[Path]:
         complete.append(folder)
     if complete:
         sweep_leftovers(run_folder / CHECKPOINTS_FOLDER)
-    for folder in complete[keep:]:
+    kept = None if spared is None else checkpoint_folder(run_folder, spared)
+    removed = [folder for folder in complete[keep:] if folder != kept]
+    for folder in removed:
         remove_folder(folder)
-    return complete[keep:]
+    return removed
 
 
 def _step_folders(run_folder: Path) -> list[Path]:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from poros.checkpoint.headers import FileHeader, read_header
 from poros.checkpoint.json_files import read_json_object
+from poros.checkpoint.paths import is_plain_name, refuse_links_outside
 from poros.errors import CheckpointError, explain
 
 __all__ = ["read_shards"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+WEIGHT_FILES = ("*.safetensors", INDEX_FILE)
 
 
 def read_shards(folder: Path) -> Mapping[str, FileHeader]:
@@ -21,13 +23,15 @@ def read_shards(folder: Path) -> Mapping[str, FileHeader]:
     ``model.safetensors`` wins over an index where both exist, as in Transformers.
 
     Raises:
-        CheckpointError: no safetensors weights, a damaged file, an index that names a missing or unsafe file, a tensor
-            that is absent from the file that the index names, or a tensor in two files.
+        CheckpointError: no safetensors weights, a damaged file, a link to a file outside the folder, an index that
+            names a missing or unsafe file, a tensor that is absent from the file that the index names, or a tensor in
+            two files.
     """
     if not folder.is_dir():
         raise CheckpointError(
             explain("Cannot read a model", expected="a folder", got="no such folder", where=str(folder))
         )
+    refuse_links_outside(folder, WEIGHT_FILES)
     if (folder / SINGLE_FILE).exists() or (folder / SINGLE_FILE).is_symlink():
         return {SINGLE_FILE: read_header(folder / SINGLE_FILE)}
     index_path = folder / INDEX_FILE
@@ -61,21 +65,16 @@ def _read_index(path: Path) -> dict[str, str]:
             )
         )
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or not _is_plain_name(file_name):
+        if not (is_plain_name(file_name) and file_name.endswith(".safetensors")):
             raise CheckpointError(
                 explain(
                     "Unsafe shard name in an index",
                     expected="a plain name of a .safetensors file in the model folder",
-                    got=repr(file_name),
+                    got=f"{file_name!r:.80}",
                     where=f"{path}, tensor `{name}`",
                 )
             )
     return weight_map
-
-
-def _is_plain_name(name: str) -> bool:
-    """Say whether a name stays inside the folder. Links are followed: hub caches are made of them."""
-    return name.endswith(".safetensors") and name[0] != "." and not any(c in "/\\:\0" for c in name)
 
 
 def _check_index(path: Path, weight_map: Mapping[str, str], headers: Mapping[str, FileHeader]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ def check_finite(tensors: Mapping[str, torch.Tensor], what: str) -> None:
 def save_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors from any device to one safetensors file.
+    """Write tensors from any device to one safetensors file, the same bytes for the same content.
 
     Raises:
         OSError: the disk is full or refuses the write.
@@ -53,6 +54,20 @@ def save_tensors(
             raise
         code = int(number.group(1))
         raise OSError(code, os.strerror(code), str(path)) from error
+    if metadata is not None and len(metadata) > 1:
+        _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata in order: the library writes it in one that changes from process to process."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        if len(text) == length:  # as the library writes it, but for the order
+            file.seek(8)
+            file.write(text)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -6,16 +6,19 @@ and mode instead of one per layer. Fused kernels round differently from eager on
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.function import FunctionCtx
 from torch.func import functional_call
 
-from poros.blocks.frozen_linear import FrozenLinear
+from poros.blocks.frozen_linear import FrozenLinear, reading_products, unread_product
 from poros.blocks.kinds import BlockKind
 from poros.errors import UserError, explain
 from poros.interfaces import Architecture, BlockContext
@@ -28,6 +31,9 @@ __all__ = ["CompiledBlock"]
 OPTIONS: dict[str, Any] = {
     "fallback_random": True,
     "deterministic": True,
+    # Every operation rounds as it does alone: bits must not depend on what it is fused with, which differs between a
+    # forward that autograd records and one that it does not (`poros.engine.kept`).
+    "emulate_precision_casts": True,
     "max_autotune": False,
     "coordinate_descent_tuning": False,
 }
@@ -45,6 +51,7 @@ class CompiledBlock:
         architecture: how a block is called.
         compute_dtype: dtype of products.
         shared: objects that the copy of the prototype keeps by reference (the config).
+        unread: paths of the frozen linear layers whose products backward does not read; see `unread_products`.
     """
 
     def __init__(
@@ -53,18 +60,32 @@ class CompiledBlock:
         architecture: Architecture,
         compute_dtype: torch.dtype,
         shared: tuple[Any, ...],
+        unread: Set[str],
     ) -> None:
         block = copy.deepcopy(kind.prototype, {id(value): value for value in shared})
+        self._unread = []
         for parent in list(block.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, FrozenLinear):
                     setattr(parent, name, _PlainLinear(child, compute_dtype))
+        for path, module in block.named_modules():
+            if isinstance(module, _PlainLinear) and path.removesuffix(".base_layer") in unread:
+                self._unread.append(module)
         self._training: bool | None = None
         self._layer = _Layer(block, architecture, kind.layer_type)
         self._compute_dtype = compute_dtype
+        # Float32 products are exact on purpose. Where a run turns warnings into errors, the hint would end it.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+        # So does the tracer of torch 2.11, which makes an instance of every autograd function that it meets.
+        warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
         torch._dynamo.config.recompile_limit = MAX_COMPILATIONS
         torch._dynamo.config.accumulated_recompile_limit = MAX_COMPILATIONS
-        self._call = torch.compile(self._functional, fullgraph=True, dynamic=False, options=OPTIONS)
+        # By whether the output is read. Two functions, because the compiler tells them apart by their code: where there
+        # is nothing to leave out, both would else share what was compiled first, cut for the one or the other.
+        self._calls = {
+            reads: torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS)
+            for reads, function in ((True, self._functional), (False, self._recompute))
+        }
 
     def _functional(
         self,
@@ -79,6 +100,15 @@ class CompiledBlock:
             (hidden, context, states),
         )
         return output
+
+    def _recompute(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        hidden: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        return self._functional(tensors, hidden, context, states)
 
     def tensors(self, bound: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the arguments of a call from a template's tensors by the names of its own modules."""
@@ -96,16 +126,24 @@ class CompiledBlock:
         hidden: torch.Tensor,
         context: BlockContext,
         states: Mapping[str, torch.Tensor],
+        *,
+        reads_output: bool,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Return the block's (B, T, D) output and the states that it writes.
+
+        Args:
+            tensors: from `tensors`.
+            hidden, context, states: see `BlockTemplate.call`.
+            reads_output: see there; either is compiled by itself.
 
         Raises:
             UserError: the layer cannot be compiled on this machine.
         """
         try:
-            output: tuple[torch.Tensor, Mapping[str, torch.Tensor]] = self._call(
-                tensors, hidden, context, states
-            )
+            with reading_products(self._unread, reads_output), _partition(keeps=reads_output):
+                output: tuple[torch.Tensor, Mapping[str, torch.Tensor]] = self._calls[reads_output](
+                    tensors, hidden, context, states
+                )
         except torch._dynamo.exc.TorchDynamoException as error:
             cause = getattr(error, "inner_exception", error)  # what the compiler itself raised
             raise UserError(
@@ -118,6 +156,16 @@ class CompiledBlock:
                 )
             ) from error
         return output
+
+
+def _partition(*, keeps: bool) -> contextlib.AbstractContextManager[Any]:
+    """Return the setting under which a forward and its backward are cut apart, if this call compiles them.
+
+    A forward whose output is read while autograd records is kept until its backward, beside those of other blocks. What
+    products of the backward read then costs memory, and is made again from what is kept anyway if it can be: the
+    product of an MLP's gate, a third of the MLP's tape. A recompute has its backward at once, and time counts.
+    """
+    return torch._functorch.config.patch(ban_recompute_materialized_backward=not keeps)
 
 
 class _Layer(nn.Module):
@@ -144,10 +192,29 @@ class _PlainLinear(nn.Linear):
         super().__init__(frozen.in_features, frozen.out_features, bias=frozen.has_bias, device="meta")
         self.requires_grad_(False)
         self._compute_dtype = compute_dtype
+        self.reads_product = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self._compute_dtype)
+        if not self.reads_product:
+            product: torch.Tensor = _UnreadProduct.apply(x, self.weight)
+            return product
         bias = None if self.bias is None else self.bias.to(self._compute_dtype)
-        return F.linear(x.to(self._compute_dtype), self.weight, bias)
+        return F.linear(x, self.weight, bias)
+
+
+class _UnreadProduct(torch.autograd.Function):
+    """The gradient of a product without the product."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return unread_product(x, weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return grads[0] @ weight, None
 
 
 def _named_tensors(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,27 +6,28 @@ Shape letters: B batch, T tokens, D hidden size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from poros.bank import StaticRegion
-from poros.blocks.kinds import BlockKind
 from poros.blocks.slots import CopyStatistics, Slots, make_slots
-from poros.determinism import preserved_generator, visit_seed
+from poros.determinism import embedding_seed, preserved_generator, visit_seed
 from poros.engine.activations import BoundaryActivations, DeviceActivations
 from poros.engine.block_states import PassStates
-from poros.engine.compiled import CompiledBlock
 from poros.engine.embedding import check_token_ids
 from poros.engine.graphs import GraphCache
+from poros.engine.kept import KeptVisits, highest
 from poros.engine.loss import RunningLoss
+from poros.engine.noise import add_embedding_noise
 from poros.engine.offload import HostActivations
 from poros.engine.packed import packed_positions
 from poros.engine.schedule import Loss, Op, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 from poros.engine.static_states import StaticState, StaticStates
 from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
+from poros.engine.templates import Templates
 from poros.engine.workspace import Workspace
 from poros.errors import UserError, explain
 from poros.interfaces import MicroBatch
@@ -59,10 +60,15 @@ class _Pass:
     positions: list[torch.Tensor | None]
     targets: list[Targets]
     denominator: int
-    training: bool
+    lowest_backward: int | None
     losses: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
     running: dict[int, RunningLoss] = field(default_factory=dict)
+
+    @property
+    def training(self) -> bool:
+        """Whether a backward follows."""
+        return self.lowest_backward is not None
 
 
 class Engine:
@@ -75,7 +81,7 @@ class Engine:
         plan: placement.
         slots: the device slots, or None where nothing is streamed.
         graphs: captured visits.
-        seed: run seed of every dropout mask.
+        seed: run seed of every dropout mask and of the embedding's noise.
     """
 
     def __init__(self, model: LoadedModel, plan: Plan, *, seed: int) -> None:
@@ -88,18 +94,17 @@ class Engine:
         # More slots than blocks would stay empty.
         num_slots = min(plan.num_slots, max(2, len(model.store.layouts)))
         self.slots: Slots | None = make_slots(model.store, num_slots, self.device) if streamed else None
-        self._kind_of = {block: kind for kind in model.kinds for block in kind.blocks}
         self._region = StaticRegion(
             [kind.adapter for kind in model.kinds], self.device, model.numerics.compute_dtype
         )
         compute_dtype = model.numerics.compute_dtype
         # Compiled blocks take their matrices as arguments.
         per_visit = plan.workspace or model.numerics.blocks == "compiled"
-        self._workspace = Workspace(model.kinds, compute_dtype, self.device, per_visit=per_visit)
-        self._templates: dict[tuple[int, int | None, int | None], BlockTemplate] = {}
-        self._compiled: dict[int, CompiledBlock] = {}
+        workspace = Workspace(model.kinds, compute_dtype, self.device, per_visit=per_visit)
+        self._templates = Templates(model, self.slots, self._region, workspace)
         self._states = StaticStates(model)
         self._pass_states = PassStates(model)
+        self._kept = KeptVisits(highest(model.resident, plan.kept_blocks))
         self.graphs = GraphCache(self.device, enabled=plan.graphs)
         make_activations = HostActivations if plan.activations == "host" else DeviceActivations
         self._activations: BoundaryActivations = make_activations(
@@ -155,9 +160,11 @@ class Engine:
             head: called with the index and the (C, D) rows of each vocabulary chunk of a streamed head.
         """
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+        ops = self.schedule(1, None).ops
+        self._announce(ops)
         try:
             with on_device:
-                for op in self.schedule(1, None).ops:
+                for op in ops:
                     if not isinstance(op, Visit):
                         self._move(op)
                         continue
@@ -168,7 +175,7 @@ class Engine:
                         chunk = op.block - self.model.num_blocks
                         head(chunk, self.model.head_chunk(chunk, self.slots.buffers[op.slot]))
                         continue
-                    template = self._template(op.block, op.slot, False)
+                    template = self._templates.get(op.block, op.slot, training=False)
                     template.set_training(False)
                     self.model.bank.load_weights(op.block, self._region)
                     template.materialize()
@@ -186,6 +193,7 @@ class Engine:
             shapes, together=self.plan.order == "block-major", lowest_backward=lowest_backward
         )
         self._pass_states.begin(shapes, together=self.plan.order == "block-major")
+        self._kept.begin_pass()
         for table in self.model.token_tables:
             table.begin(sum(batch * tokens for batch, tokens in shapes))
         return _Pass(
@@ -195,15 +203,16 @@ class Engine:
             positions=[None if p is None else p.to(self.device) for p in positions],
             targets=[make_targets(m.labels, self.device) for m in micro_batches],
             denominator=sum(count_supervised(m) for m in micro_batches),
-            training=lowest_backward is not None,
+            lowest_backward=lowest_backward,
             losses=[],
             gradients=[None] * len(micro_batches),
         )
 
     def _run(self, state: _Pass, lowest_backward: int | None) -> None:
         schedule = self.schedule(len(state.shapes), lowest_backward)
+        self._announce(schedule.ops)
         self.graphs.begin_pass()
-        for template in self._templates.values():
+        for template in self._templates:
             template.set_training(state.training)
         # Streams, events and captures belong to the device that is current.
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
@@ -254,6 +263,10 @@ class Engine:
         else:
             self._move(op)
 
+    def _announce(self, ops: Sequence[Op]) -> None:
+        if self.slots is not None:
+            self.slots.announce(op.block for op in ops if isinstance(op, Prefetch))
+
     def _move(self, op: Op) -> None:
         if isinstance(op, Prefetch):
             assert self.slots is not None
@@ -274,7 +287,7 @@ class Engine:
         if visit.direction == "head":
             self._head(visit, state)
             return
-        template = self._template(visit.block, visit.slot, state.training)
+        template = self._templates.get(visit.block, visit.slot, training=state.training)
         self._activations.enter(visit.block, visit.direction)
         self.model.bank.load_weights(visit.block, self._region)
         if template.has_workspace:
@@ -293,22 +306,46 @@ class Engine:
         hidden = self._activations.state(block, micro_batch)
         if block == 0:
             self.model.embedding.write(state.input_ids[micro_batch], hidden)
+            if state.training and (alpha := self.model.numerics.neftune_alpha):
+                add_embedding_noise(hidden, alpha, embedding_seed(self.seed, state.step, micro_batch))
             self._pass_states.enter_model(state.input_ids[micro_batch], hidden, micro_batch)
         static.hidden.copy_(hidden)
         self._pass_states.load(block, micro_batch, static)
 
+        if not self._forward_kept(template, block, micro_batch, static, state):
+            direction = "forward" if state.training else "evaluation"  # dropout is off in an evaluation
+            run = self._kernels(template, direction, static, self._forward_kernels(template, static))
+            self._seed(state.step, micro_batch, block)
+            run()
+        self._activations.state(block + 1, micro_batch).copy_(static.hidden)
+        self._pass_states.keep(micro_batch, static)
+
+    def _forward_kept(
+        self, template: BlockTemplate, block: int, micro_batch: int, static: StaticState, state: _Pass
+    ) -> bool:
+        """Run a forward whose backward will not recompute, if the plan has the block so; return whether it ran."""
+        backward = state.lowest_backward is not None and block >= state.lowest_backward
+        # The tables of packed rows are written anew for every micro-batch: a tape would read the last one's.
+        if not backward or state.positions[micro_batch] is not None or not self._kept.keeps(block):
+            return False
+        return self._kept.forward(
+            template,
+            block,
+            micro_batch,
+            static,
+            self._wanted(template),
+            lambda: self._seed(state.step, micro_batch, block),
+        )
+
+    @staticmethod
+    def _forward_kernels(template: BlockTemplate, static: StaticState) -> Callable[[], None]:
         def kernels() -> None:
             output, written = template.forward(static.hidden, static.context, static.states)
             static.hidden.copy_(output)
             for name, value in written.items():
                 static.states[name].copy_(value)
 
-        direction = "forward" if state.training else "evaluation"  # dropout is off in an evaluation
-        run = self._kernels(template, direction, static, kernels)
-        self._seed(state.step, micro_batch, block)
-        run()
-        self._activations.state(block + 1, micro_batch).copy_(static.hidden)
-        self._pass_states.keep(micro_batch, static)
+        return kernels
 
     def _backward(self, template: BlockTemplate, visit: Visit, state: _Pass) -> None:
         bank = self.model.bank
@@ -319,28 +356,43 @@ class Engine:
             static = self._states.get(state.shapes[micro_batch], template.kind, state.positions[micro_batch])
             gradient = state.gradients[micro_batch]
             assert gradient is not None
-            static.hidden.copy_(self._activations.state(visit.block, micro_batch))
             static.gradient.copy_(gradient)
-            self._pass_states.load(visit.block, micro_batch, static)
             self._pass_states.load_gradients(micro_batch, static)
-            run = self._kernels(template, "backward", static, self._backward_kernels(template, static))
-            self._seed(state.step, micro_batch, visit.block)
-            run()
+            recorded = self._kept.pop(visit.block, micro_batch)
+            if recorded is None:
+                static.hidden.copy_(self._activations.state(visit.block, micro_batch))
+                self._pass_states.load(visit.block, micro_batch, static)
+                run = self._kernels(template, "backward", static, self._backward_kernels(template, static))
+                self._seed(state.step, micro_batch, visit.block)
+                run()
+            else:
+                _store_gradients(
+                    static, template.backpropagate(recorded, static.gradient, static.state_gradients)
+                )
             gradient.copy_(static.gradient)
             self._pass_states.add_gradients(micro_batch, static)
         if adapted:
             bank.store_gradients(visit.block, self._region)
 
+    def _wanted(self, template: BlockTemplate) -> list[str]:
+        """Return the states that the block reads and whose writers have a backward visit."""
+        return [s.name for s in template.kind.states.reads if s.name in self._pass_states.with_gradient]
+
     def _backward_kernels(self, template: BlockTemplate, static: StaticState) -> Callable[[], None]:
-        wanted = [s.name for s in template.kind.states.reads if s.name in self._pass_states.with_gradient]
+        wanted = self._wanted(template)
 
         def kernels() -> None:
-            gradient, state_gradients = template.backward(
-                static.hidden, static.gradient, static.context, static.states, static.state_gradients, wanted
+            _store_gradients(
+                static,
+                template.backward(
+                    static.hidden,
+                    static.gradient,
+                    static.context,
+                    static.states,
+                    static.state_gradients,
+                    wanted,
+                ),
             )
-            static.gradient.copy_(gradient)
-            for name, value in state_gradients.items():
-                static.state_gradients[name].copy_(value)
 
         return kernels
 
@@ -386,38 +438,6 @@ class Engine:
         if self._generator is not None:
             self._generator.manual_seed(visit_seed(self.seed, step, micro_batch, block))
 
-    # ---- bound modules
-
-    def _template(self, block: int, slot: int | None, training: bool) -> BlockTemplate:
-        kind = self._kind_of[block]
-        key = (id(kind), slot, block if slot is None else None)
-        template = self._templates.get(key)
-        if template is None:
-            buffer = self.model.store.block(block) if slot is None else self.slots.buffers[slot]  # type: ignore[union-attr]
-            compiled = self._compiled_block(kind) if self.model.numerics.blocks == "compiled" else None
-            template = BlockTemplate(
-                kind,
-                buffer,
-                self._region,
-                self.model.architecture,
-                self.model.numerics.compute_dtype,
-                self._workspace,
-                shared=(self.model.config,),
-                compiled=compiled,
-            )
-            template.set_training(training)
-            self._templates[key] = template
-        return template
-
-    def _compiled_block(self, kind: BlockKind) -> CompiledBlock:
-        """Return the compiled function of a kind; every template of the kind calls the same one."""
-        if id(kind) not in self._compiled:
-            numerics = self.model.numerics
-            self._compiled[id(kind)] = CompiledBlock(
-                kind, self.model.architecture, numerics.compute_dtype, shared=(self.model.config,)
-            )
-        return self._compiled[id(kind)]
-
     # ---- reporting
 
     def take_statistics(self) -> CopyStatistics:
@@ -437,10 +457,20 @@ class Engine:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Wait for pending copies and release page locks."""
+        """Wait for pending copies, stop what reads the disk and release page locks."""
         self._drain()
+        if self.slots is not None:
+            self.slots.close()
         if isinstance(self._activations, HostActivations):
             self._activations.close()
         for table in self.model.token_tables:
             table.close()
         self.model.store.close()
+
+
+def _store_gradients(static: StaticState, gradients: tuple[torch.Tensor, Mapping[str, torch.Tensor]]) -> None:
+    """Put the gradients of a block's input and of the states that it reads to their fixed addresses."""
+    gradient, of_states = gradients
+    static.gradient.copy_(gradient)
+    for name, value in of_states.items():
+        static.state_gradients[name].copy_(value)

@@ -13,15 +13,94 @@ positions, P positions of one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from poros.engine.targets import Targets
+from poros.errors import UserError, explain
 
-__all__ = ["LossHead", "RunningLoss"]
+__all__ = ["LossHead", "RunningLoss", "eager_terms", "is_fused"]
+
+Terms = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def eager_terms(
+    logits: torch.Tensor,
+    own: torch.Tensor,
+    maximum: torch.Tensor,
+    others: torch.Tensor,
+    target_logits: torch.Tensor,
+    *,
+    softcap: float | None,
+    training: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a (P, C) chunk of logits to the running state of its positions, in place.
+
+    Args:
+        logits: products of the head in the compute dtype, before soft-capping. May be overwritten.
+        own: (P,) the column of each position's target, -1 where it lies in another chunk.
+        maximum: (P,) the largest logit so far, float32.
+        others: (P,) the sum of exponentials of all but the target, relative to it.
+        target_logits: (P,) the target's logit, once it has been met.
+        softcap: of the logits, or None.
+        training: whether the gradient follows.
+
+    Returns:
+        The (P, C) weights of the head's rows in the gradient, in the compute dtype (of no use without training), and by
+        how much earlier sums (P,) shrink.
+    """
+    dtype = logits.dtype
+    logits = capped_logits(logits, softcap)
+    inside, local = own >= 0, own.clamp(min=0)[:, None]
+    target_logits.copy_(torch.where(inside, logits.gather(1, local).squeeze(1), target_logits))
+    before = maximum.clone()
+    torch.maximum(before, logits.amax(1), out=maximum)
+    slope = None if softcap is None or not training else 1 - (logits / softcap).square()
+    exponentials = logits.sub_(maximum[:, None]).exp_()
+    # A scatter would do, but its deterministic form on a GPU sorts.
+    exponentials.masked_fill_(_columns(logits.shape[1], logits.device) == own[:, None], 0)
+    decay = (before - maximum).exp_()
+    others.mul_(decay).add_(exponentials.sum(1))
+    if slope is not None:
+        exponentials.mul_(slope)
+    return exponentials.to(dtype) if training else exponentials, decay
+
+
+@functools.lru_cache(maxsize=8)  # whole chunks and the last one, per device
+def _columns(count: int, device: torch.device) -> torch.Tensor:
+    """Return the numbers of a chunk's columns; every chunk of every step asks for the same."""
+    return torch.arange(count, device=device)
+
+
+def capped_logits(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
+    """Return float32 logits, soft-capped."""
+    logits = logits.float()
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def is_fused(blocks: str, device_type: str) -> bool:
+    """Whether runs with such blocks make every chunk's terms in one kernel: where Inductor needs Triton as well."""
+    return blocks == "compiled" and device_type == "cuda"
+
+
+def _fused_terms() -> Terms:
+    try:
+        from poros.engine.loss_kernel import fused_terms
+    except ImportError as error:
+        raise UserError(
+            explain(
+                "Cannot compile the loss",
+                expected="Triton, which comes with torch on Linux",
+                got=str(error),
+                where="numerics.blocks",
+                next_step="Use `blocks: eager`, or install Triton for this torch",
+            )
+        ) from error
+    return fused_terms
 
 
 class LossHead:
@@ -29,7 +108,6 @@ class LossHead:
 
     Attributes:
         sizes, starts: per vocabulary chunk, its entries and its first one; (chunks, 1) int64 on the device.
-        columns: the numbers of a chunk's entries, (C,) int64 on the device.
 
     Args:
         norm: the final norm, bound to device memory.
@@ -38,6 +116,7 @@ class LossHead:
         chunk_positions: supervised positions per product. A numerics setting, as the vocabulary chunks are: chunks
             round by themselves.
         softcap: final soft-capping value of the logits, or None.
+        fused: every chunk's terms in one kernel (`poros.engine.loss_kernel`), which rounds its sums differently.
     """
 
     def __init__(
@@ -48,16 +127,17 @@ class LossHead:
         compute_dtype: torch.dtype,
         chunk_positions: int,
         softcap: float | None,
+        fused: bool = False,
     ) -> None:
         self.norm = norm
         self.chunks = tuple(chunks)
         self.compute_dtype = compute_dtype
         self.chunk_positions = chunk_positions
         self.softcap = softcap
+        self.terms = _fused_terms() if fused else eager_terms
         device = next(norm.parameters()).device
         sizes = torch.tensor([chunk.shape[0] for chunk in self.chunks])
         self.sizes = sizes[:, None].to(device)
-        self.columns = torch.arange(int(sizes.max()), device=device)
         self.starts = (sizes.cumsum(0) - sizes)[:, None].to(device)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -69,10 +149,7 @@ class LossHead:
 
     def chunk_logits(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return float32 (P, C) logits of (P, D) normed hidden states against (C, D) head rows."""
-        logits = F.linear(normed, weight.to(self.compute_dtype)).float()
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits
+        return capped_logits(F.linear(normed, weight.to(self.compute_dtype)), self.softcap)
 
     def loss_and_gradient(
         self, hidden: torch.Tensor, targets: Targets, denominator: int
@@ -86,7 +163,8 @@ class LossHead:
                 change the mean.
 
         Memory:
-            About 12 bytes per logit of one chunk, and four (N, D) matrices, one of them in float32.
+            About 12 bytes per logit of one chunk (fused: those of the compute dtype), and four (N, D) matrices, one of
+            them in float32.
         """
         running = self._run(RunningLoss(self, hidden, targets, denominator, training=True))
         return running.loss(), running.gradient()
@@ -125,15 +203,14 @@ class RunningLoss:
         with torch.set_grad_enabled(training):
             self._normed = head.norm(self._leaf).to(head.compute_dtype)
         device, count = hidden.device, targets.tokens.numel()
-        # Where each target lies in each chunk, and whether it does.
+        # Where each target lies in each chunk, -1 where it does not.
         local = targets.tokens - head.starts
-        self._inside = (local >= 0) & (local < head.sizes)
-        self._local = torch.where(self._inside, local, 0)
-        self._maximum = torch.full((count,), -torch.inf, device=device)
-        self._others = torch.zeros(count, device=device)
-        self._target_logits = torch.zeros(count, device=device)
+        self._own = torch.where((local >= 0) & (local < head.sizes), local, -1)
+        self._maximum = torch.full((count,), -torch.inf, dtype=torch.float32, device=device)
+        self._others = torch.zeros(count, dtype=torch.float32, device=device)
+        self._target_logits = torch.zeros(count, dtype=torch.float32, device=device)
         if training:
-            self._sums = torch.zeros(count, hidden.shape[-1], device=device)
+            self._sums = torch.zeros(count, hidden.shape[-1], dtype=torch.float32, device=device)
             self._target_rows = torch.zeros_like(self._normed)
 
     @torch.no_grad()
@@ -144,27 +221,21 @@ class RunningLoss:
             self._add(index, weight, slice(start, start + self._head.chunk_positions))
 
     def _add(self, index: int, weight: torch.Tensor, rows: slice) -> None:
-        head = self._head
-        logits = head.chunk_logits(self._normed[rows].detach(), weight)
-        inside, local = self._inside[index, rows], self._local[index, rows, None]
-        found = logits.gather(1, local).squeeze(1)
-        self._target_logits[rows] = torch.where(inside, found, self._target_logits[rows])
-        maximum = torch.maximum(self._maximum[rows], logits.amax(1))
-        slope = None if head.softcap is None or not self._training else 1 - (logits / head.softcap).square()
-        exponentials = logits.sub_(maximum[:, None]).exp_()
-        # A scatter would do, but its deterministic form on a GPU sorts.
-        columns = head.columns[: exponentials.shape[1]]
-        exponentials.masked_fill_(columns == torch.where(inside, local.squeeze(1), -1)[:, None], 0)
-        decay = (self._maximum[rows] - maximum).exp_()
-        self._others[rows] = self._others[rows] * decay + exponentials.sum(1)
-        self._maximum[rows] = maximum
+        head, own = self._head, self._own[index, rows]
+        logits = F.linear(self._normed[rows].detach(), weight)
+        weights, decay = head.terms(
+            logits,
+            own,
+            self._maximum[rows],
+            self._others[rows],
+            self._target_logits[rows],
+            softcap=head.softcap,
+            training=self._training,
+        )
         if self._training:
-            if slope is not None:
-                exponentials.mul_(slope)
-            product = exponentials.to(head.compute_dtype) @ weight
-            self._sums[rows].mul_(decay[:, None]).add_(product)
-            targets = weight.index_select(0, local.squeeze(1))
-            self._target_rows[rows] = torch.where(inside[:, None], targets, self._target_rows[rows])
+            self._sums[rows].mul_(decay[:, None]).add_(weights @ weight)
+            targets = weight.index_select(0, own.clamp(min=0))
+            self._target_rows[rows] = torch.where((own >= 0)[:, None], targets, self._target_rows[rows])
 
     @torch.no_grad()
     def loss(self) -> torch.Tensor:

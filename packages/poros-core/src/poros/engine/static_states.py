@@ -87,11 +87,15 @@ class StaticStates:
         return StaticState(
             hidden=self._buffer("hidden", (*shape, hidden_size)),
             gradient=self._buffer("hidden gradient", (*shape, hidden_size)),
-            context=self._context(shape) if positions is None else self._packed_context(shape, positions),
+            context=self.context(shape, positions),
             specs=kind.states,
             states=states,
             state_gradients=gradients,
         )
+
+    def context(self, shape: tuple[int, int], positions: torch.Tensor | None = None) -> BlockContext:
+        """Return masks, position ids and rotary tables of a (B, T) shape; see `get`."""
+        return self._context(shape) if positions is None else self._packed_context(shape, positions)
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +20,31 @@ from torch import nn
 
 from poros.adapters import ADAPTER, base_linears, lora_layers
 from poros.bank import StaticRegion
+from poros.blocks.frozen_linear import reading_products
 from poros.blocks.kinds import BlockKind, plain_tensors
 from poros.engine.compiled import CompiledBlock
 from poros.engine.workspace import Workspace
-from poros.errors import UserError, explain
 from poros.interfaces import Architecture, BlockContext
 from poros.precision import compute_region, widened
 
-__all__ = ["BlockTemplate"]
+__all__ = ["BlockTemplate", "Recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A forward that autograd has recorded.
+
+    Attributes:
+        leaf: (B, T, D) the block's input.
+        leaves: by name, the states read whose gradients are asked for.
+        output: (B, T, D) the block's output.
+        written: by name, the states that it wrote.
+    """
+
+    leaf: torch.Tensor
+    leaves: Mapping[str, torch.Tensor]
+    output: torch.Tensor
+    written: Mapping[str, torch.Tensor]
 
 
 class BlockTemplate:
@@ -41,6 +59,7 @@ class BlockTemplate:
         workspace: where weights are dequantized; None allocates a matrix at every use.
         shared: objects that the copy of the prototype keeps by reference (the config).
         compiled: the kind's compiled function, or None to run its modules eagerly. It needs a workspace per visit.
+        unread: paths of the frozen linear layers whose products backward does not read; see `unread_products`.
     """
 
     def __init__(
@@ -53,6 +72,7 @@ class BlockTemplate:
         workspace: Workspace | None,
         shared: tuple[Any, ...],
         compiled: CompiledBlock | None = None,
+        unread: Set[str] = frozenset(),
     ) -> None:
         self.kind = kind
         self._architecture = architecture
@@ -65,6 +85,9 @@ class BlockTemplate:
         self._bind_frozen(workspace)
         self._region = region
         self._parameters = self._bind_adapters(region)
+        self._unread = [linear for path, linear in self._linears if path in unread]
+        self._lora = [layer for _, layer in lora_layers(self.module)]
+        self._adapter_enabled = True
         self._head_dim = kind.head_dim
         self._training: bool | None = None
         self._compiled = compiled
@@ -74,7 +97,8 @@ class BlockTemplate:
         """Return everything that a forward reads, frozen matrices as they are after `materialize`."""
         named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         for path, linear in self._linears:
-            named[f"{path}.weight"] = linear.matrix()
+            # Written once a visit with the same values: autograd must not count that as a change (`Kept`).
+            named[f"{path}.weight"] = linear.matrix().data
             if linear.bias_view is not None:
                 named[f"{path}.bias"] = linear.bias_view
         return named
@@ -102,7 +126,8 @@ class BlockTemplate:
         layers = dict(lora_layers(self.module))
         for tensor in self.kind.adapter.tensors:
             layer: Any = getattr(layers[tensor.path], tensor.group)[ADAPTER]
-            layer.weight = nn.Parameter(region.weight(tensor))
+            # As above: a later visit of the same block loads the same values.
+            layer.weight = nn.Parameter(region.weight(tensor).data)
             parameters.append(layer.weight)
         return parameters
 
@@ -119,6 +144,16 @@ class BlockTemplate:
         if self._compiled is not None:
             self._compiled.set_training(training)
 
+    def set_adapter(self, *, enabled: bool, dropouts: Sequence[float]) -> None:
+        """Switch the LoRA branches on or off, and set each layer's dropout, in module order, where they are on."""
+        self._adapter_enabled = enabled
+        for layer in self._lora:
+            layer._disable_adapters = not enabled
+        for layer, probability in zip(self._lora, dropouts, strict=False):
+            dropout = layer.lora_dropout[ADAPTER]
+            if isinstance(dropout, nn.Dropout):
+                dropout.p = probability
+
     @property
     def has_workspace(self) -> bool:
         """Whether `materialize` has anything to do."""
@@ -130,13 +165,20 @@ class BlockTemplate:
             linear.materialize()
 
     def call(
-        self, hidden: torch.Tensor, context: BlockContext, states: Mapping[str, torch.Tensor]
+        self,
+        hidden: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+        *,
+        reads_output: bool = True,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run the block under the run's precision policy, recording as autograd is set.
 
         Args:
             hidden: (B, T, D).
             states: by name, what else the block reads, (B, T, *sizes) each.
+            reads_output: whether the results are read; otherwise products that backward does not read are left out,
+                and what depends on them is NaN.
 
         Returns:
             The (B, T, D) output and what else the block writes.
@@ -145,9 +187,8 @@ class BlockTemplate:
         masked = context.attention_masks[layer_type] is not None
         with compute_region(self._device, self._compute_dtype, masked=masked, head_dim=self._head_dim):
             if self._compiled is not None:
-                _refuse_masks(self._device, masked=masked)
-                return self._compiled(self._arguments, hidden, context, states)
-            with self._widened_plain_tensors():
+                return self._compiled(self._arguments, hidden, context, states, reads_output=reads_output)
+            with self._widened_plain_tensors(), reading_products(self._unread, reads_output):
                 return self._architecture.call_block_with_states(
                     self.module, hidden, context, layer_type, states
                 )
@@ -196,18 +237,49 @@ class BlockTemplate:
         Returns:
             The (B, T, D) gradient of ``hidden``, and those of ``wanted`` by name.
         """
+        recorded = self.record(hidden, context, states, wanted, reads_output=False)
+        return self.backpropagate(recorded, grad_output, grad_states)
+
+    def record(
+        self,
+        hidden: torch.Tensor,
+        context: BlockContext,
+        states: Mapping[str, torch.Tensor],
+        wanted: Sequence[str],
+        *,
+        reads_output: bool = True,
+    ) -> Recorded:
+        """Run the block forward with autograd recording; see `backward` and `call` for the arguments.
+
+        What is recorded reads the arguments' memory and this template's bound tensors again when it is backpropagated.
+        """
         leaf = hidden.detach().requires_grad_()
         leaves = {name: states[name].detach().requires_grad_() for name in wanted}
         with torch.enable_grad():
-            output, written = self.call(leaf, context, {**states, **leaves})
+            output, written = self.call(leaf, context, {**states, **leaves}, reads_output=reads_output)
+        return Recorded(leaf, leaves, output, written)
+
+    def backpropagate(
+        self, recorded: Recorded, grad_output: torch.Tensor, grad_states: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Backpropagate through what `record` returned, once; see `backward`."""
+        grads = self.gradients(recorded, grad_output, grad_states)
+        leaves = recorded.leaves
+        if self._adapter_enabled:
+            self._region.add_gradients(self.kind.adapter, grads[1 + len(leaves) :])
+        return grads[0], dict(zip(leaves, grads[1:], strict=False))
+
+    def gradients(
+        self, recorded: Recorded, grad_output: torch.Tensor, grad_states: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the gradients of a recorded forward's input, of its leaves and of the adapter's parameters, once."""
         names = [spec.name for spec in self.kind.states.writes]
-        grads = torch.autograd.grad(
-            [output, *(written[name] for name in names)],
-            [leaf, *leaves.values(), *self._parameters],
+        adapter = self._parameters if self._adapter_enabled else ()
+        return torch.autograd.grad(
+            [recorded.output, *(recorded.written[name] for name in names)],
+            [recorded.leaf, *recorded.leaves.values(), *adapter],
             [grad_output, *(grad_states[name] for name in names)],
         )
-        self._region.add_gradients(self.kind.adapter, grads[1 + len(leaves) :])
-        return grads[0], dict(zip(leaves, grads[1:], strict=False))
 
     def assert_bound(self) -> None:
         """Assert that every frozen tensor still lies inside the buffer it was bound to.
@@ -220,17 +292,3 @@ class BlockTemplate:
         bound += [getattr(owner, leaf) for owner, leaf in self._plain]
         for tensor in bound:
             assert start <= tensor.data_ptr() < end, "a frozen tensor left its slot"
-
-
-def _refuse_masks(device: torch.device, *, masked: bool) -> None:
-    """Compiled attention with a mask is gated on the CPU only."""
-    if masked and device.type == "cuda":
-        raise UserError(
-            explain(
-                "Compiled blocks take no attention mask on a GPU yet",
-                expected="rows shorter than the sliding window, and no packed rows",
-                got="a layer that needs a mask",
-                where="numerics.blocks",
-                next_step="Use `blocks: eager`",
-            )
-        )

@@ -16,7 +16,7 @@ from poros.errors import CheckpointError, ConfigError, explain
 from poros.plugins import Registry
 from poros.run.final_adapter import ADAPTER_FOLDER
 from poros.run.record import RUN_FILE
-from poros.settings import COMPUTE_DTYPES, Numerics
+from poros.settings import Numerics, named_dtypes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -101,7 +101,7 @@ class Adapter:
         stated, default = self._fingerprint, Numerics()
 
         def dtype(name: str) -> torch.dtype:
-            return COMPUTE_DTYPES.get(str(stated.get(f"numerics.{name}")), getattr(default, name))
+            return named_dtypes().get(str(stated.get(f"numerics.{name}")), getattr(default, name))
 
         return Numerics(compute_dtype=dtype("compute_dtype"), storage_dtype=dtype("storage_dtype"))
 

@@ -5,10 +5,12 @@ For one pass over a model that need not fit into host memory, where a run's stor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
+from poros.blocks.block_file import BlockFile
 from poros.blocks.fill import BlockFiller
 from poros.blocks.layout import BlockLayout
 from poros.engine.engine import Engine
@@ -32,6 +34,9 @@ class FileStore:
     Memory:
         One block and one weight.
     """
+
+    on_disk: frozenset[int] = frozenset()
+    files: Mapping[int, BlockFile] = MappingProxyType({})
 
     def __init__(self, model: OpenModel, device: torch.device) -> None:
         meta = model.meta

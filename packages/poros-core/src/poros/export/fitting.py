@@ -24,7 +24,7 @@ from poros.plugins import Registry
 from poros.run.opening import OpenModel, open_model
 from poros.settings import LoraSettings, Numerics
 
-__all__ = ["AdaptedModel", "LoraPair", "open_with_adapter"]
+__all__ = ["AdaptedModel", "Found", "LoraPair", "base_notes", "match_layers", "open_with_adapter", "stated"]
 
 KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
@@ -87,7 +87,7 @@ def open_with_adapter(
     architecture.check_config(config)
     text = architecture.text_config(config)
     parts = architecture.parts(text)
-    found = _match(adapter, architecture.build(text), parts)
+    found = match_layers(adapter, architecture.build(text), parts)
     opened = open_model(
         model,
         quantization=quantization,
@@ -104,14 +104,24 @@ def open_with_adapter(
         place: LoraPair(a=sides["A"], b=sides["B"], scaling=scalings[place])
         for place, (_, sides) in found.items()
     }
-    return AdaptedModel(model=opened, pairs=pairs, notes=(*opened.notes, *_notes(adapter, opened)))
+    notes = (*opened.notes, *base_notes(adapter, opened.source.fingerprint))
+    return AdaptedModel(model=opened, pairs=pairs, notes=notes)
 
 
 Found = dict[tuple[int, str], tuple[str, dict[str, torch.Tensor]]]
 
 
-def _match(adapter: Adapter, module: nn.Module, parts: ModelParts) -> Found:
-    """Return (PEFT's module path, sides) by (block, path), every one checked against the base's layer."""
+def match_layers(adapter: Adapter, module: nn.Module, parts: ModelParts) -> Found:
+    """Return (PEFT's module path, sides) by (block, path), every one checked against the base's layer.
+
+    Args:
+        adapter: its keys may be those of the text model or of a multimodal wrapper.
+        module: the base's text model on the meta device, not yet injected.
+        parts: where its pieces live.
+
+    Raises:
+        CheckpointError, ConfigError: see `open_with_adapter`.
+    """
     blocks = module.get_submodule(parts.blocks)
     linears = {name: layer for name, layer in blocks.named_modules() if isinstance(layer, nn.Linear)}
     # The same blocks under a wrapper's longer path; see `poros.checkpoint.names`.
@@ -171,24 +181,37 @@ def _foreign(
     )
 
 
+def stated(adapter: Adapter, name: str, sides: Mapping[str, torch.Tensor]) -> tuple[int, float]:
+    """Return rank and alpha that the adapter's config gives the layer at PEFT's path ``name``.
+
+    Raises:
+        CheckpointError: its tensors have another rank.
+    """
+    config = adapter.config
+    rank: int = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), name), config.r)
+    alpha: float = config.alpha_pattern.get(
+        get_pattern_key(list(config.alpha_pattern), name), config.lora_alpha
+    )
+    if (got := sides["A"].shape[0]) != rank:
+        raise CheckpointError(
+            explain(
+                "The adapter contradicts its adapter_config.json",
+                expected=f"rank {rank}",
+                got=f"rank {got}",
+                where=f"`{name}` in {adapter.folder}",
+                next_step="Save it again: its scaling would be wrong",
+            )
+        )
+    return rank, alpha
+
+
 def _settings(adapter: Adapter, found: Found, parts: ModelParts) -> LoraSettings:
     """Return the settings that inject these layers; what PEFT's patterns come to is stated per layer."""
     config = adapter.config
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     for (block, path), (name, sides) in found.items():
-        rank = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), name), config.r)
-        alpha = config.alpha_pattern.get(get_pattern_key(list(config.alpha_pattern), name), config.lora_alpha)
-        if (got := sides["A"].shape[0]) != rank:
-            raise CheckpointError(
-                explain(
-                    "The adapter contradicts its adapter_config.json",
-                    expected=f"rank {rank}",
-                    got=f"rank {got}",
-                    where=f"`{name}` in {adapter.folder}",
-                    next_step="Save it again: its scaling would be wrong",
-                )
-            )
+        rank, alpha = stated(adapter, name, sides)
         key = re.escape(f"{parts.blocks}.{block}.{path}")
         if rank != config.r:
             ranks[key] = rank
@@ -205,9 +228,10 @@ def _settings(adapter: Adapter, found: Found, parts: ModelParts) -> LoraSettings
     )
 
 
-def _notes(adapter: Adapter, model: OpenModel) -> tuple[str, ...]:
+def base_notes(adapter: Adapter, fingerprint: str) -> tuple[str, ...]:
+    """Return what the user should know where an adapter was not trained on the weight files of this fingerprint."""
     trained = adapter.base_fingerprint
-    if trained is None or trained == model.source.fingerprint:
+    if trained is None or trained == fingerprint:
         return ()
     return (
         "The run that trained this adapter read other weight files than these (names, sizes, headers or sampled bytes "

@@ -9,6 +9,7 @@ from typing import Any
 
 from poros.checkpoint.config import CONFIG_FILE
 from poros.checkpoint.json_files import read_json_object
+from poros.checkpoint.paths import refuse_links_outside
 from poros.run.opening import OpenModel
 
 __all__ = ["copy_companions", "write_config"]
@@ -55,6 +56,7 @@ def write_config(model: OpenModel, folder: Path) -> None:
 
 def copy_companions(source: Path, folder: Path) -> tuple[str, ...]:
     """Copy the tokenizer's files and the like; return their names."""
+    refuse_links_outside(source, COMPANIONS)
     found = {path.name: path for pattern in COMPANIONS for path in source.glob(pattern) if path.is_file()}
     for name, path in sorted(found.items()):
         shutil.copyfile(path, folder / name)  # links of a hub's cache become files

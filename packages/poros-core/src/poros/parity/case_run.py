@@ -6,7 +6,7 @@ Shape letters: B batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -99,7 +99,13 @@ def case_numerics(case: ParityCase) -> Numerics:
         loss_chunk_positions=case.loss_chunk_positions,
         loss_chunk_vocabulary=case.loss_chunk_vocabulary,
         blocks=case.blocks,
+        neftune_alpha=case.neftune_alpha,
     )
+
+
+def case_optimizer(case: ParityCase) -> OptimizerSettings:
+    """Return the case's optimizer settings."""
+    return replace(OPTIMIZER, **case.optimizer)
 
 
 def case_meta(case: ParityCase, registry: Registry) -> tuple[MetaModel, WeightFormat]:
@@ -154,7 +160,7 @@ def start_case(
     )
     randomize_adapters(model.bank, MODEL_SEED)
     engine = Engine(model, plan, seed=RUN_SEED) if make_engine is None else make_engine(model, plan)
-    optimizer = BankOptimizer(model.bank, OPTIMIZER, num_training_steps=case.num_steps * 2)
+    optimizer = BankOptimizer(model.bank, case_optimizer(case), num_training_steps=case.num_steps * 2)
     return CaseRun(
         case,
         model,

@@ -5,9 +5,8 @@ A gate that has never failed proves nothing. Every control here reproduces a bug
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,9 +18,23 @@ from poros.model import LoadedModel
 from poros.parity.case_run import RUN_SEED
 from poros.settings import Plan
 
-__all__ = ["FAULTS", "GRAPH_FAULTS", "STATE_FAULTS", "EngineMaker", "delayed_copies", "poison_before_refill"]
+__all__ = [
+    "FAULTS",
+    "GRAPH_FAULTS",
+    "STATE_FAULTS",
+    "EngineMaker",
+    "delayed_copies",
+    "poison_before_refill",
+    "with_slots",
+]
 
-EngineMaker = Callable[[LoadedModel, Plan], Engine]
+
+class EngineMaker(Protocol):
+    """Builds the engine of a run: the real one, or one with something broken."""
+
+    def __call__(self, model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
+        """Return the engine of a loaded model."""
+
 
 # All bits set is a NaN in bfloat16 and float32 alike.
 POISON_BYTE = 0xFF
@@ -46,35 +59,43 @@ class ReversedSums(Engine):
 
 
 class EarlyRefill(Engine):
-    """Refills a slot between the recompute and its backward: the loss is right, the gradients are not."""
+    """Refills a slot between the recompute and its backward: the loss is right, the gradients are not.
+
+    With a workspace the backward reads matrices that were dequantized before the recompute; there the refill comes
+    before that, as if the copy had not waited for the visit at all.
+    """
 
     def _backward(self, template: BlockTemplate, visit: Visit, state: Any) -> None:
         real_call = template.call
-        store = self.model.store
-        intruder = store.block((visit.block + 1) % self.model.num_blocks)
+        intruder = (visit.block + 1) % self.model.num_blocks
 
-        def call_then_refill(*args: Any) -> Any:
-            output = real_call(*args)
-            assert self.slots is not None
-            assert visit.slot is not None
-            # Through .data: autograd's version counters would catch a copy by torch itself, not one by the device.
-            self.slots.buffers[visit.slot].data[: intruder.numel()].copy_(intruder)
+        def call_then_refill(*args: Any, **options: Any) -> Any:
+            output = real_call(*args, **options)
+            self._fill(visit, intruder)
             return output
 
-        template.call = call_then_refill  # type: ignore[assignment,method-assign]
+        if template.has_workspace:
+            self._fill(visit, intruder)
+            template.materialize()
+        else:
+            template.call = call_then_refill  # type: ignore[method-assign]
         try:
             super()._backward(template, visit, state)
         finally:
             template.call = real_call  # type: ignore[method-assign]
             # The slot would otherwise stay wrong for the visits after this one: the fault is the backward alone.
-            own = store.block(visit.block)
-            assert self.slots is not None
-            assert visit.slot is not None
-            self.slots.buffers[visit.slot][: own.numel()].copy_(own)
+            self._fill(visit, visit.block)
+
+    def _fill(self, visit: Visit, block: int) -> None:
+        assert self.slots is not None
+        assert visit.slot is not None
+        source = self.model.store.block(block)
+        # Through .data: autograd's version counters would catch a copy by torch itself, not one by the device.
+        self.slots.buffers[visit.slot].data[: source.numel()].copy_(source)
 
 
 class SkippedAccumulation(Engine):
-    """Forgets one micro-batch's adapter gradients in one block."""
+    """Forgets the last micro-batch's adapter gradients in one block."""
 
     def _backward(self, template: BlockTemplate, visit: Visit, state: Any) -> None:
         lowest = self.model.bank.lowest_adapted()
@@ -87,7 +108,7 @@ class SkippedAccumulation(Engine):
         def backward(*args: Any) -> Any:
             before = [g.clone() for g in self._region.gradients.values()]
             result = real_backward(*args)
-            if next(calls) == 1:
+            if next(calls) == len(state.shapes) - 1:
                 for gradient, old in zip(self._region.gradients.values(), before, strict=True):
                     gradient.copy_(old)
             return result
@@ -115,16 +136,16 @@ class LostStateGradients(Engine):
 
 
 class UnwaitedHostSlots(HostSlots):
-    """Copies run as late as they may, and one acquire in three does not wait for its copy."""
+    """Copies run as late as they may, and one acquire in three, the first one too, does not wait for its copy."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args, lazy=True)
         self._acquires = 0
 
     def acquire(self, slot: int) -> None:
-        self._acquires += 1
         if self._acquires % 3:
             super().acquire(slot)
+        self._acquires += 1
 
 
 class UnwaitedCudaSlots(CudaSlots):
@@ -152,7 +173,7 @@ class GraphOfAnotherSlot(Engine):
     """Replays the graph that was captured for the first template of a kind, whatever buffer holds the block."""
 
     def _kernels(self, template: BlockTemplate, name: str, static: Any, kernels: Any) -> Any:
-        first = next(t for t in self._templates.values() if t.kind is template.kind)
+        first = next(t for t in self._templates if t.kind is template.kind)
         return super()._kernels(first, name, static, kernels)
 
 
@@ -167,13 +188,21 @@ def _poison_on_release(slots: Slots) -> None:
     slots.release = poisoning_release  # type: ignore[method-assign]
 
 
-def _with_slots(make_host: type[HostSlots], make_cuda: type[CudaSlots], **options: Any) -> EngineMaker:
-    def make(model: LoadedModel, plan: Plan) -> Engine:
-        engine = Engine(model, plan, seed=RUN_SEED)
+def with_slots(make_host: type[HostSlots], make_cuda: type[CudaSlots], **options: Any) -> EngineMaker:
+    """Return a maker of the real engine over other slots; ``options`` are those of ``make_host``."""
+
+    def make(model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
+        engine = Engine(model, plan, seed=seed)
+        assert engine.slots is not None, "nothing is streamed"
+        num_slots = len(engine.slots.buffers)
+        engine.slots.close()
+        # The memory of the real ones comes back before the others take theirs.
+        engine.slots = engine._templates._slots = None
         if model.device.type == "cuda":
-            engine.slots = make_cuda(model.store, plan.num_slots, model.device)
+            engine.slots = make_cuda(model.store, num_slots, model.device)
         else:
-            engine.slots = make_host(model.store, plan.num_slots, model.device, **options)
+            engine.slots = make_host(model.store, num_slots, model.device, **options)
+        engine._templates._slots = engine.slots
         return engine
 
     return make
@@ -181,19 +210,22 @@ def _with_slots(make_host: type[HostSlots], make_cuda: type[CudaSlots], **option
 
 def _engine(kind: type[Engine]) -> EngineMaker:
     # These act from Python inside a visit, which a replayed graph would not run.
-    return lambda model, plan: kind(model, replace(plan, graphs=False), seed=RUN_SEED)
+    def make(model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
+        return kind(model, replace(plan, graphs=False), seed=seed)
+
+    return make
 
 
-def _poisoned(model: LoadedModel, plan: Plan) -> Engine:
-    engine = Engine(model, plan, seed=RUN_SEED)
+def _poisoned(model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
+    engine = Engine(model, plan, seed=seed)
     assert engine.slots is not None
     _poison_on_release(engine.slots)
     return engine
 
 
-def poison_before_refill(model: LoadedModel, plan: Plan) -> Engine:
+def poison_before_refill(model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
     """Return a correct engine whose slots are filled with NaN right before every copy; it must stay equal."""
-    engine = Engine(model, plan, seed=RUN_SEED)
+    engine = Engine(model, plan, seed=seed)
     slots = engine.slots
     assert slots is not None
     copy = slots._copy
@@ -213,12 +245,15 @@ def poison_before_refill(model: LoadedModel, plan: Plan) -> Engine:
 
 
 # Correct engines under the least favourable timing: copies as late as they may be. Must stay equal.
-delayed_copies: EngineMaker = _with_slots(HostSlots, DelayedCudaSlots, lazy=True)
+delayed_copies: EngineMaker = with_slots(HostSlots, DelayedCudaSlots, lazy=True)
+
+
+def _graph_of_another_slot(model: LoadedModel, plan: Plan, *, seed: int = RUN_SEED) -> Engine:
+    return GraphOfAnotherSlot(model, plan, seed=seed)
+
 
 # Faults that need captured graphs, and so a GPU.
-GRAPH_FAULTS: dict[str, EngineMaker] = {
-    "graph-of-another-slot": lambda model, plan: GraphOfAnotherSlot(model, plan, seed=RUN_SEED),
-}
+GRAPH_FAULTS: dict[str, EngineMaker] = {"graph-of-another-slot": _graph_of_another_slot}
 
 # Faults of blocks that share states; other families have nothing to lose there.
 STATE_FAULTS: dict[str, EngineMaker] = {"lost-state-gradients": _engine(LostStateGradients)}
@@ -226,7 +261,7 @@ STATE_FAULTS: dict[str, EngineMaker] = {"lost-state-gradients": _engine(LostStat
 FAULTS: dict[str, EngineMaker] = {
     "reversed-sums": _engine(ReversedSums),
     "early-refill": _engine(EarlyRefill),
-    "copy-not-waited-for": _with_slots(UnwaitedHostSlots, UnwaitedCudaSlots),
+    "copy-not-waited-for": with_slots(UnwaitedHostSlots, UnwaitedCudaSlots),
     "poisoned-released-slot": _poisoned,
     "skipped-accumulation": _engine(SkippedAccumulation),
 }

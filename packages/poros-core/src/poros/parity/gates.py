@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from poros.blocks.store import BlockStore
 from poros.blocks.store_cache import StoreCache
 from poros.determinism import preserved_generator
 from poros.interfaces import ParityCase
@@ -28,6 +27,7 @@ __all__ = [
     "Oracles",
     "ReferenceDifference",
     "cached_store",
+    "disk_tier",
     "evaluation",
     "plain",
     "reference",
@@ -39,13 +39,22 @@ __all__ = [
 
 RESIDENT = Plan(residency="resident")
 
-# Every placement that the residency gate walks through: slots, orders, workspace, resident blocks, head, activations.
+# Every placement that the residency gate walks through: slots, orders, workspace, resident and kept blocks, head,
+# activations.
 STREAMED_PLANS = (
     Plan(num_slots=2),
-    Plan(num_slots=3, workspace=True, resident_blocks=1, head="host"),
+    Plan(num_slots=3, workspace=True, resident_blocks=1, kept_blocks=1, head="host"),
     Plan(num_slots=2, activations="host", graphs=False),
     Plan(num_slots=2, order=ACCUMULATION_ORDERS[1], workspace=True, activations="host"),
-    Plan(num_slots=3, order=ACCUMULATION_ORDERS[1], resident_blocks=2, head="host", graphs=False),
+    Plan(
+        num_slots=3, order=ACCUMULATION_ORDERS[1], resident_blocks=2, kept_blocks=1, head="host", graphs=False
+    ),
+)
+
+# Blocks from the disk between resident ones and those in host memory, and all of them.
+DISK_PLANS = (
+    Plan(num_slots=3, resident_blocks=1, disk_blocks=2, head="host", workspace=True),
+    Plan(num_slots=2, disk_blocks=10**6, activations="host", order=ACCUMULATION_ORDERS[1]),
 )
 
 
@@ -118,10 +127,30 @@ def cached_store(case: ParityCase, oracles: Oracles, folder: Path) -> Verdict:
         run.close()
 
 
+def disk_tier(case: ParityCase, oracles: Oracles, folder: Path) -> list[Verdict]:
+    """Compare runs whose blocks come from the disk, some or all of them, with the resident one.
+
+    The first run makes the store, the second one finds it.
+    """
+    registry, device = oracles.registry, oracles.device
+    verdicts = []
+    for plan, cache in zip(DISK_PLANS, (StoreCache(folder), _ReadOnlyCache(folder)), strict=True):
+        run = start_case(case, plan, registry, device, cache=cache)
+        try:
+            verdicts.append(oracles.compare(case, run.train(case.num_steps)))
+            assert run.engine.take_statistics().disk_bytes > 0, "nothing came from the disk"
+        finally:
+            run.close()
+    return verdicts
+
+
 class _ReadOnlyCache(StoreCache):
     """Fails the gate if the store was not cached: quantizing again would prove nothing."""
 
-    def save(self, key: str, store: BlockStore, num_blocks: int) -> None:
+    def save(self, key: str, *given: object) -> None:
+        raise AssertionError(f"store `{key}` was not found in the cache")
+
+    def fill(self, key: str, *given: object) -> None:
         raise AssertionError(f"store `{key}` was not found in the cache")
 
 

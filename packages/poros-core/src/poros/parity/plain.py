@@ -11,8 +11,9 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from poros.bank import StaticRegion
-from poros.determinism import preserved_generator, visit_seed
+from poros.determinism import embedding_seed, preserved_generator, visit_seed
 from poros.engine.loss import LossHead
+from poros.engine.noise import add_embedding_noise
 from poros.engine.packed import PackedContext, packed_positions
 from poros.engine.targets import Targets, count_supervised, make_targets
 from poros.engine.template import BlockTemplate
@@ -85,6 +86,8 @@ def _forward_backward(
             if positions is not None:
                 context = PackedContext(context, int(shape[0])).load(positions.to(model.device))
             hidden = model.embedding.rows(micro_batch.input_ids)
+            if alpha := model.numerics.neftune_alpha:
+                add_embedding_noise(hidden, alpha, embedding_seed(RUN_SEED, step, j))
             table = model.per_block
             inputs = None if table is None else table.inputs(micro_batch.input_ids, hidden)
             states: dict[str, torch.Tensor] = {}

@@ -25,6 +25,7 @@ from poros.interfaces import ParityCase
 from poros.parity import gates
 from poros.parity.case_run import RandomBatch, start_case
 from poros.parity.faults import FAULTS, GRAPH_FAULTS, EngineMaker, delayed_copies, poison_before_refill
+from poros.parity.module import module_against_engine, module_residency
 from poros.parity.packing import PACKING_TOLERANCE, packed_and_alone, packing_differences
 from poros.plugins import load_registry
 from poros.settings import ACCUMULATION_ORDERS, Plan
@@ -135,8 +136,29 @@ class ParityGates:
         verdict = gates.cached_store(repeated_case, oracles, tmp_path)
         assert verdict.outcome == "equal", verdict.detail
 
+    def test_blocks_from_the_disk_change_no_bit(
+        self, repeated_case: ParityCase, oracles: gates.Oracles, tmp_path: Path
+    ) -> None:
+        for verdict in gates.disk_tier(repeated_case, oracles, tmp_path):
+            assert verdict.outcome == "equal", verdict.detail
+
     def test_the_engine_equals_ordinary_autograd(self, case: ParityCase, oracles: gates.Oracles) -> None:
         verdict = gates.plain(case, oracles)
+        assert verdict.outcome == "equal", verdict.detail
+
+    def test_the_module_under_autograd_equals_the_engine(
+        self, case: ParityCase, oracles: gates.Oracles
+    ) -> None:
+        verdict = module_against_engine(case, oracles.registry, oracles.device)
+        assert verdict.outcome == "equal", verdict.detail
+
+    def test_streaming_changes_no_bit_of_the_module(
+        self, repeated_case: ParityCase, oracles: gates.Oracles
+    ) -> None:
+        plan = Plan(num_slots=3, resident_blocks=1, workspace=True)
+        verdict = module_residency(
+            repeated_case, oracles.registry, oracles.device, plan, num_steps=NUM_CONTROL_STEPS
+        )
         assert verdict.outcome == "equal", verdict.detail
 
     def test_a_fresh_process_repeats_the_run(

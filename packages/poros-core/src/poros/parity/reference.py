@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from peft import get_peft_model, set_peft_model_state_dict
+from peft.optimizers import create_loraplus_optimizer
 from torch import nn
 from transformers import AutoModelForCausalLM, get_scheduler
 
@@ -21,7 +22,7 @@ from poros.blocks.kinds import plain_tensors
 from poros.engine.targets import IGNORE_INDEX
 from poros.engine.template import BlockTemplate
 from poros.interfaces import MicroBatch
-from poros.parity.case_run import OPTIMIZER, CaseRun
+from poros.parity.case_run import CaseRun, case_optimizer
 from poros.precision import attention_backend
 
 __all__ = ["ReferenceRun", "ReferenceStep", "dense_model"]
@@ -109,17 +110,22 @@ class ReferenceRun:
         parameters = [p.data.float() for p in self._named.values()]
         for parameter, value in zip(self._named.values(), parameters, strict=True):
             parameter.data = value
-        self._optimizer = torch.optim.AdamW(
-            self._named.values(),
-            lr=OPTIMIZER.learning_rate,
-            betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
-            eps=OPTIMIZER.eps,
-            weight_decay=OPTIMIZER.weight_decay,
+        chosen = case_optimizer(run.case)
+        self._max_grad_norm = chosen.max_grad_norm or float("inf")
+        # Without a ratio of its own this is one AdamW with one rate.
+        self._optimizer = create_loraplus_optimizer(
+            self.model,
+            torch.optim.AdamW,
+            lr=chosen.learning_rate,
+            loraplus_lr_ratio=chosen.lora_plus_ratio,
+            loraplus_weight_decay=chosen.weight_decay,
+            betas=(chosen.beta1, chosen.beta2),
+            eps=chosen.eps,
         )
         self._scheduler = get_scheduler(
-            OPTIMIZER.schedule,
+            chosen.schedule,
             self._optimizer,
-            num_warmup_steps=OPTIMIZER.warmup_steps,
+            num_warmup_steps=chosen.warmup_steps,
             num_training_steps=run.case.num_steps * 2,
         )
 
@@ -134,7 +140,7 @@ class ReferenceRun:
             loss.backward()
             losses.append(loss.detach())
         gradients = {name: p.grad.clone() for name, p in self._named.items() if p.grad is not None}
-        nn.utils.clip_grad_norm_(self._named.values(), OPTIMIZER.max_grad_norm or float("inf"))
+        nn.utils.clip_grad_norm_(self._named.values(), self._max_grad_norm)
         self._optimizer.step()
         self._scheduler.step()
         return ReferenceStep(torch.stack(losses), gradients)

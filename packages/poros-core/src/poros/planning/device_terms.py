@@ -8,6 +8,8 @@ from __future__ import annotations
 from poros.blocks.layout import align
 from poros.blocks.placement import spread_evenly
 from poros.engine.graphs import MAX_GRAPHS
+from poros.engine.kept import highest
+from poros.engine.loss import is_fused
 from poros.engine.offload import NUM_RING_ROWS
 from poros.engine.workspace import workspace_elements
 from poros.planning.facts import ModelFacts
@@ -21,20 +23,22 @@ __all__ = [
     "PROCESS_TERMS",
     "device_terms",
     "head_chunk_bytes",
+    "kept_blocks",
     "num_graphs",
     "num_slots",
 ]
 
 FLOAT32_BYTES = 4
 # A chunk of logits in float32, their exponentials, and both again in the compute dtype while the gradient is made.
+# Fused: the logits themselves, which are overwritten.
 LOSS_BYTES_PER_LOGIT = 12
 # Per supervised position and hidden unit: gathered hidden states, normed ones and target rows in the compute dtype;
 # the running sums and what the norm keeps for its backward in float32.
 LOSS_ROWS, LOSS_FLOAT32_ROWS = 3, 2
 # Once the vocabulary has gone by: the closed sums and the backward of the norm, in float32.
 LOSS_CLOSING_ROWS = 3
-# Weights, gradients and two moments of every adapter element.
-ADAPTER_COPIES = 2 + 2
+# Weights and gradients of every adapter element.
+ADAPTER_COPIES = 2
 # Rotary tables, masks, targets and the allocator's rounding. With it, predictions of the eager engine lie between 0.98
 # and 1.01 of what validation/receipts measured as allocated (one H200, torch 2.11, 2026-11-30).
 SMALL_BYTES = 32 * 2**20
@@ -44,6 +48,10 @@ MIXING_ROWS, MIXING_FLOAT32_ROWS = 4, 3
 # From 7B blocks on an H200 (torch 2.11, 2026-11-30): 1.51 GB against 1.26 with 8 x 512 tokens, and with one row of 2048
 # 0.92 against 0.63, where the backward of attention makes the peak instead of the MLP's.
 COMPILED_WORKING_SET = 1.2
+# What compiled blocks leave for their backward over what eager ones leave: 0.72 between 4 and 20 kept blocks at 7B, 8 x
+# 512 tokens (rows of commit 4e1812e, H200, torch 2.11). Since then the gated product and the input of the projections
+# below a norm are made again: 0.184 of 0.69 GB, by the tensors that such a block keeps on a CPU. The rest is room.
+COMPILED_KEPT = 0.56
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
@@ -73,7 +81,7 @@ def device_terms(
     region = max(kind.adapter_row for kind in facts.kinds) * FLOAT32_BYTES
     terms = _weights(facts, numerics, plan)
     terms["adapters, gradients, moments"] = (
-        ADAPTER_COPIES * facts.adapter_elements * FLOAT32_BYTES + 2 * region
+        ADAPTER_COPIES * facts.adapter_elements * FLOAT32_BYTES + facts.moment_bytes + 2 * region
     )
     rows = NUM_RING_ROWS if plan.activations == "host" else facts.num_blocks + 1
     # The gradient that travels down is kept per micro-batch.
@@ -83,6 +91,8 @@ def device_terms(
         + facts.per_block_input_width * facts.compute_bytes
     )
     terms |= _state_terms(facts, shape.positions_together(plan.order))
+    if plan.kept_blocks and not shape.packed:
+        terms["kept activations"] = _kept_bytes(facts, numerics, plan, shape, device_type)
     elements = workspace_elements((kind.dequantized for kind in facts.kinds), per_visit=plan.workspace)
     terms["dequantized matrices"] = elements * facts.compute_bytes
     working = facts.working_set_bytes(shape.micro_batch_size, shape.tokens, device_type, shape.packed)
@@ -97,7 +107,7 @@ def device_terms(
         )
     # Per-block inputs are made before block 0 runs.
     working = max(working, _mixing_bytes(facts, shape))
-    loss = _loss_bytes(facts, numerics, plan, shape)
+    loss = _loss_bytes(facts, numerics, plan, shape, device_type)
     if plan.graphs and device_type == "cuda":
         # The pool of captured graphs is never given back, so both exist side by side.
         terms["graph pool"] = working
@@ -116,6 +126,23 @@ def device_terms(
         terms[WORKSPACES] = CUBLAS_WORKSPACE_BYTES
         terms[CONTEXT] = CONTEXT_BYTES
     return terms
+
+
+def kept_blocks(facts: ModelFacts, plan: Plan) -> frozenset[int]:
+    """Return the blocks that are not recomputed."""
+    count = facts.num_blocks if plan.residency == "resident" else plan.resident_blocks
+    return highest(spread_evenly(count, facts.num_blocks), plan.kept_blocks)
+
+
+def _kept_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str) -> int:
+    """What all micro-batches that are alive together leave in the kept blocks; no backward goes below the adapters."""
+    kept = {block for block in kept_blocks(facts, plan) if block >= facts.lowest_adapted}
+    per_kind = facts.kept_bytes(shape.micro_batch_size, shape.tokens, device_type)
+    counts = [len(kept & set(kind.blocks)) for kind in facts.kinds]
+    once = sum(count * size for count, size in zip(counts, per_kind, strict=True))
+    if numerics.blocks == "compiled":
+        once = int(once * COMPILED_KEPT)
+    return once * (shape.num_micro_batches if plan.order == "block-major" else 1)
 
 
 def num_graphs(facts: ModelFacts, plan: Plan, shape: StepShape) -> int:
@@ -189,11 +216,12 @@ def _weights(facts: ModelFacts, numerics: Numerics, plan: Plan) -> dict[str, int
     return terms
 
 
-def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape) -> int:
+def _loss_bytes(facts: ModelFacts, numerics: Numerics, plan: Plan, shape: StepShape, device_type: str) -> int:
     """One chunk of logits, and the state of every micro-batch that runs along the vocabulary at the same time."""
     positions = min(numerics.loss_chunk_positions, shape.positions)
     vocabulary = min(numerics.loss_chunk_vocabulary, facts.vocabulary)
-    chunk = positions * vocabulary * LOSS_BYTES_PER_LOGIT
+    fused = is_fused(numerics.blocks, device_type)
+    chunk = positions * vocabulary * (facts.compute_bytes if fused else LOSS_BYTES_PER_LOGIT)
     if numerics.storage_dtype != numerics.compute_dtype:
         chunk += vocabulary * facts.hidden * facts.compute_bytes
     alive = shape.positions_together(plan.order) if plan.head == "host" else shape.positions

@@ -5,16 +5,19 @@ Shape letters: O and I of a linear layer, R LoRA rank, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poros.adapters import base_linears
 from poros.bank import GROUPS
+from poros.blocks.frozen_linear import FrozenLinear
 from poros.blocks.kinds import BlockKind
+from poros.engine.unread import unread_products
 from poros.model import MetaModel
+from poros.optimizer import moment_bytes_per_element
 from poros.planning.linear_attention import LinearAttention, linear_attention
-from poros.planning.working_set import working_set_bytes
+from poros.planning.working_set import kept_bytes, working_set_bytes
 from poros.settings import Numerics
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ class KindFacts:
         block_bytes: stored bytes of one block.
         weights: elements of all its matrices.
         dequantized: elements of each matrix that a product must dequantize first.
+        unread_weights: elements of the matrices whose products a recompute leaves out.
+        unread_dequantized: of these, the elements that a product must dequantize first.
         widths: input and output features of all its linear layers, summed.
         num_linears: its linear layers.
         adapter_weights: LoRA elements, without padding.
@@ -44,6 +49,8 @@ class KindFacts:
     block_bytes: int
     weights: int
     dequantized: tuple[int, ...]
+    unread_weights: int
+    unread_dequantized: int
     widths: int
     num_linears: int
     adapter_weights: int
@@ -80,7 +87,9 @@ class ModelFacts:
         per_block_input_width: of one of them.
         per_block_table_bytes: that table.
         per_block_module_weights: elements of the modules that mix its rows in.
+        moment_bytes: both of the optimizer's moments of all adapters.
         working_set_bytes: (batch, tokens, device type, packed) -> peak of what a visit allocates.
+        kept_bytes: (batch, tokens, device type) -> per kind, what a forward leaves for its backward without recompute.
     """
 
     kinds: tuple[KindFacts, ...]
@@ -100,7 +109,9 @@ class ModelFacts:
     per_block_input_width: int
     per_block_table_bytes: int
     per_block_module_weights: int
+    moment_bytes: int
     working_set_bytes: Callable[[int, int, str, bool], int]
+    kept_bytes: Callable[[int, int, str], tuple[int, ...]]
 
     @property
     def store_bytes(self) -> int:
@@ -123,11 +134,11 @@ class ModelFacts:
         return any(kind.dequantized_weights for kind in self.kinds)
 
 
-def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
-    """Return the numbers of a meta model."""
+def model_facts(meta: MetaModel, numerics: Numerics, optimizer: str = "adamw") -> ModelFacts:
+    """Return the numbers of a meta model; ``optimizer`` is `OptimizerSettings.name`."""
     config = meta.config
     kernels = meta.architecture.kernels()
-    kinds = tuple(_kind_facts(kind, config, kernels) for kind in meta.kinds)
+    kinds = tuple(_kind_facts(kind, config, kernels, unread_products(meta, kind)) for kind in meta.kinds)
     hidden, num_heads = int(config.hidden_size), int(config.num_attention_heads)
     lowest = min((b for kind in kinds if kind.adapter_row for b in kind.blocks), default=0)
     written = {spec.name: spec.width for kind in meta.kinds for spec in kind.states.writes}
@@ -140,9 +151,7 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         tied=meta.parts.tied,
         lowest_adapted=lowest,
         largest_linear=max(
-            linear.in_features * linear.out_features
-            for kind in meta.kinds
-            for _, linear in base_linears(kind.prototype)
+            _elements(linear) for kind in meta.kinds for _, linear in base_linears(kind.prototype)
         ),
         table_bytes=int(config.vocab_size) * hidden * numerics.storage_dtype.itemsize,
         compute_bytes=numerics.compute_dtype.itemsize,
@@ -150,8 +159,14 @@ def model_facts(meta: MetaModel, numerics: Numerics) -> ModelFacts:
         states_width=sum(written.values()),
         gradients_width=sum(w for name, w in written.items() if meta.state_writers[name] >= lowest),
         **_per_block_facts(meta, numerics),
+        moment_bytes=int(
+            sum(kind.adapter_row * len(kind.blocks) for kind in kinds) * moment_bytes_per_element(optimizer)
+        ),
         working_set_bytes=lambda batch, tokens, device_type, packed: working_set_bytes(
             meta, numerics, batch=batch, tokens=tokens, device_type=device_type, packed=packed
+        ),
+        kept_bytes=lambda batch, tokens, device_type: kept_bytes(
+            meta, numerics, batch=batch, tokens=tokens, device_type=device_type
         ),
     )
 
@@ -171,21 +186,30 @@ def _per_block_facts(meta: MetaModel, numerics: Numerics) -> dict[str, int]:
     }
 
 
-def _kind_facts(kind: BlockKind, config: PreTrainedConfig, kernels: Mapping[str, str]) -> KindFacts:
+def _kind_facts(
+    kind: BlockKind, config: PreTrainedConfig, kernels: Mapping[str, str], unread: Set[str]
+) -> KindFacts:
     window = getattr(config, "sliding_window", None) if kind.layer_type == "sliding_attention" else None
-    linears = [linear for _, linear in base_linears(kind.prototype)]
-    sizes = [linear.in_features * linear.out_features for linear in linears]
-    dequantized = [size for linear, size in zip(linears, sizes, strict=True) if linear.needs_dequantize]
+    named = dict(base_linears(kind.prototype))
+    linears = named.values()
+    dequantized = [_elements(linear) for linear in linears if linear.needs_dequantize]
+    left_out = [named[path] for path in unread]
     return KindFacts(
         window=None if window is None else int(window),
         head_dim=kind.head_dim or int(config.hidden_size) // int(config.num_attention_heads),
         linear_attention=linear_attention(config, kind.layer_type, kernels),
         blocks=kind.blocks,
         block_bytes=kind.layout.num_bytes,
-        weights=sum(sizes),
+        weights=sum(map(_elements, linears)),
         dequantized=tuple(dequantized),
+        unread_weights=sum(map(_elements, left_out)),
+        unread_dequantized=sum(_elements(linear) for linear in left_out if linear.needs_dequantize),
         widths=sum(linear.in_features + linear.out_features for linear in linears),
         num_linears=len(linears),
         adapter_weights=sum(tensor.shape[0] * tensor.shape[1] for tensor in kind.adapter.tensors),
         adapter_row=sum(kind.adapter.row_size(group) for group in GROUPS),
     )
+
+
+def _elements(linear: FrozenLinear) -> int:
+    return linear.in_features * linear.out_features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 from collections.abc import Callable
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from poros.adapters import base_linears
 from poros.blocks.host_memory import HostArena
 from poros.blocks.kinds import BlockKind
+from poros.clock import Stopwatch
 from poros.planning.rates import Rates
 
 __all__ = ["measure_rates"]
@@ -28,6 +28,8 @@ TINY_KERNELS = 256
 # Of a format whose stored bytes already are the matrix, nothing is dequantized; a copy would take this.
 BYTES_PER_COPIED_WEIGHT = 4
 TINY_ELEMENTS = 1024
+# Shorter than anything that is timed here.
+LEAST_SECONDS = 1e-9
 
 Work = Callable[[], object]
 Clock = Callable[[Work], float]
@@ -70,12 +72,13 @@ def _best_seconds(device: torch.device, work: Work) -> float:
     for _ in range(REPEATS + 1):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        start = time.perf_counter()
+        watch = Stopwatch()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+        seconds.append(watch.seconds)
+    # A clock that went backwards measures nothing, and is no reason to divide by zero.
+    return max(min(seconds[1:]), LEAST_SECONDS)
 
 
 def _matmul(clock: Clock, device: torch.device, dtype: torch.dtype) -> float:

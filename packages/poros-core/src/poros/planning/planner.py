@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from poros.errors import BudgetError, explain
-from poros.model import MetaModel
+from poros.errors import BudgetError, ConfigError, explain
+from poros.model import NO_CACHE, MetaModel
 from poros.planning.facts import model_facts
 from poros.planning.prediction import Prediction
 from poros.planning.rates import Rates
@@ -38,8 +38,8 @@ class PlannedRun:
         shape: the step that everything is predicted for.
         prediction: memory terms.
         time: of a step.
-        binding: ``compute``, ``link`` (copies that more device memory could spare), ``device memory`` or ``host
-            memory`` (a budget forbids a plan that would stream faster).
+        binding: ``compute``, ``link`` (copies that more device memory could spare), ``disk`` (reads that more host
+            memory could spare), ``device memory`` or ``host memory`` (a budget forbids a plan that streams faster).
         budget: what the plan was made under.
         rates: what step times were predicted from.
     """
@@ -62,8 +62,12 @@ def make_plan(
     *,
     request: PlanRequest | None = None,
     device_type: str = "cuda",
+    optimizer: str = "adamw",
+    has_cache: bool = False,
 ) -> PlannedRun:
     """Choose the placement of a run. Numerics are never touched: whatever is chosen, the bits are the same.
+
+    Blocks are read from the disk only where no plan without it fits the host budget, and then as few as possible.
 
     Args:
         meta: the model without weights.
@@ -73,24 +77,31 @@ def make_plan(
         rates: of the machine.
         request: fields that are already decided.
         device_type: ``cuda`` or ``cpu``.
+        optimizer: `OptimizerSettings.name`, which decides the bytes of moments.
+        has_cache: there is a folder for quantized stores, from which blocks can be streamed.
 
     Raises:
         BudgetError: no plan fits; the terms and the smallest budget that works are named.
-        ConfigError: pinned fields contradict the numerics.
+        ConfigError: pinned fields contradict the numerics, or need a folder that is not there.
     """
-    facts = model_facts(meta, numerics)
+    request = request or PlanRequest()
+    if request.disk_blocks and not has_cache:
+        raise ConfigError(NO_CACHE)
+    facts = model_facts(meta, numerics, optimizer)
 
-    def search_for(tokens: int) -> Search:
-        return Search(
-            facts, numerics, replace(shape, tokens=tokens), rates, request or PlanRequest(), device_type
-        )
+    def search_for(tokens: int, *, from_disk: bool = has_cache) -> Search:
+        cut = replace(shape, tokens=tokens)
+        return Search(facts, numerics, cut, rates, request, device_type, from_disk=from_disk)
 
-    search = search_for(shape.tokens)
-    fastest = search.fastest(budget.device_bytes, budget.host_bytes)
+    search = search_for(shape.tokens, from_disk=False)
+    fastest = search.fastest(budget.device_bytes, budget.host_bytes, keep=not budget.frugal)
+    if fastest is None and has_cache:
+        search = search_for(shape.tokens)
+        fastest = search.fastest(budget.device_bytes, budget.host_bytes, keep=not budget.frugal)
     if fastest is None:
         lengths = range(numerics.length_bucket, shape.tokens, numerics.length_bucket)
         longest = bisect_left(lengths, True, key=lambda tokens: not _fits(search_for(tokens), budget))
-        raise _refusal(search, budget, lengths[longest - 1] if longest else None)
+        raise _refusal(search, budget, lengths[longest - 1] if longest else None, has_cache=has_cache)
     chosen = fastest
     if budget.frugal:
         allowed = fastest.time.seconds * (1 + FRUGAL_TOLERANCE)
@@ -121,20 +132,25 @@ def _binding(search: Search, chosen: Candidate, budget: Budget) -> str:
     def much_faster(other: Candidate | None) -> bool:
         return other is not None and other.time.seconds * (1 + BINDING_TOLERANCE) < chosen.time.seconds
 
-    if much_faster(search.fastest(budget.device_bytes, None)):
+    without = search.price(replace(chosen.plan, disk_blocks=0)).time.seconds
+    if without * (1 + BINDING_TOLERANCE) < chosen.time.seconds:
+        return "disk"
+    if much_faster(search.fastest(budget.device_bytes, None, keep=not budget.frugal)):
         return "host memory"
     # Blocks that stay on the device only spare the link; does the budget forbid anything else that would be faster?
     alike = search.pinning(
         residency=chosen.plan.residency,
         num_slots=chosen.plan.num_slots,
         resident_blocks=chosen.plan.resident_blocks,
+        kept_blocks=chosen.plan.kept_blocks,
+        disk_blocks=chosen.plan.disk_blocks,
     )
     if much_faster(alike.fastest(None, None)):
         return "device memory"
     return "link" if chosen.time.exposed_seconds > BINDING_TOLERANCE * chosen.time.seconds else "compute"
 
 
-def _refusal(search: Search, budget: Budget, fitting_tokens: int | None) -> BudgetError:
+def _refusal(search: Search, budget: Budget, fitting_tokens: int | None, *, has_cache: bool) -> BudgetError:
     shorter = f". Rows of up to {fitting_tokens} tokens would fit" if fitting_tokens else ""
     least_host = search.least_host_terms(budget.device_bytes)
     if least_host is not None:  # the device would do
@@ -144,8 +160,13 @@ def _refusal(search: Search, budget: Budget, fitting_tokens: int | None) -> Budg
             least_host,
             got=budget.host_bytes or 0,
             limit=budget.host_limit,
-            next_step="The frozen base must fit into host memory as a whole: keeping it on a disk is not offered yet. "
-            "Give more `ram`, or more `vram` so that blocks stay on the device" + shorter,
+            next_step=(
+                "Give more `ram`: this is what stays in host memory beside blocks on the disk"
+                if has_cache
+                else "Set `cache_dir` to a folder on a fast disk: blocks that do not fit are streamed from there. Or "
+                "give more `ram`, or more `vram` so that blocks stay on the device"
+            )
+            + shorter,
         )
     smallest = search.smallest(budget.host_bytes) or search.smallest(None)
     assert smallest is not None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poros.blocks.placement import spread_evenly
+from poros.blocks.disk_ring import RING_BUFFERS
+from poros.blocks.placement import place_blocks
 from poros.blocks.slots import STAGING_BUFFERS
 from poros.model import MetaModel
 from poros.planning.device_terms import PROCESS_TERMS, device_terms
@@ -83,9 +84,13 @@ def _host_terms(facts: ModelFacts, plan: Plan, shape: StepShape) -> dict[str, in
     terms = {}
     loading = facts.largest_linear * FLOAT32_BYTES
     if plan.residency == "streamed":
-        resident = spread_evenly(plan.resident_blocks, facts.num_blocks)
-        staying = sum(kind.block_bytes * len(resident & set(kind.blocks)) for kind in facts.kinds)
-        terms["block store"] = facts.store_bytes - staying
+        resident, on_disk = place_blocks(plan, facts.num_blocks)
+        elsewhere = resident | on_disk
+        away = sum(kind.block_bytes * len(elsewhere & set(kind.blocks)) for kind in facts.kinds)
+        terms["block store"] = facts.store_bytes - away
+        if on_disk:
+            largest = max(kind.block_bytes for kind in facts.kinds if on_disk & set(kind.blocks))
+            terms["disk ring"] = RING_BUFFERS * largest
         terms["embedding"] = facts.table_bytes
         width = facts.hidden + facts.per_block_width
         terms["embedding rows"] = shape.step_positions * width * facts.storage_bytes

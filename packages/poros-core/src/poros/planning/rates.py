@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["ASSUMED_RATES", "Rates", "assumed_rates"]
+__all__ = ["ASSUMED_DISK_BYTES_PER_SECOND", "ASSUMED_RATES", "Rates", "assumed_rates"]
+
+# ASSUMED: a solid-state drive behind PCIe 4, read sequentially. Measured where a plan reads from the disk.
+ASSUMED_DISK_BYTES_PER_SECOND = 3e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +26,8 @@ class Rates:
         memory_bytes_per_second: read and written by elementwise kernels, counted together.
         kernel_seconds: the shortest time between two kernels of a graph; on the CPU, of an operation.
         launch_seconds: host time of one operation that is launched by itself.
+        disk_bytes_per_second: of the folder that blocks are streamed from.
+        disk_measured: it was measured there; otherwise it is `ASSUMED_DISK_BYTES_PER_SECOND`.
     """
 
     origin: str
@@ -34,6 +39,8 @@ class Rates:
     memory_bytes_per_second: float
     kernel_seconds: float
     launch_seconds: float
+    disk_bytes_per_second: float = ASSUMED_DISK_BYTES_PER_SECOND
+    disk_measured: bool = False
 
 
 # Of one H200 on PCIe 5 x16 (torch 2.11, bitsandbytes 0.50.2): the link was measured directly, 790 TFLOP/s is what its

@@ -22,6 +22,9 @@ from poros.settings import Numerics
 __all__ = ["replay", "timeline_record"]
 
 SCALARS = ("head", "loss", "row_out", "row_in")
+# Things that are streamed times slots that they may go to: thousands of times a real model's, and a second of planning.
+# A record is read from a file: its numbers must not decide how long that takes.
+MAX_CHOICES = 10**6
 
 
 def timeline_record(
@@ -47,6 +50,7 @@ def timeline_record(
         "lowest_backward": facts.lowest_adapted,
         "blocks": [[len(list(same)), *seconds] for seconds, same in itertools.groupby(blocks)],
         "chunk_copies": list(durations.copy[facts.num_blocks :]),
+        "disk": [[block, seconds] for block, seconds in durations.disk.items()],
         **{name: getattr(durations, name) for name in SCALARS},
     }
 
@@ -59,7 +63,11 @@ def replay(record: Mapping[str, Any]) -> tuple[Played, Sequence[Span]]:
 
     Returns:
         The pass, and its stretches in the order of the schedule.
+
+    Raises:
+        ValueError: the record's numbers contradict each other, or are those of no model.
     """
+    _check_counts(record)
     blocks = [seconds for count, *seconds in record["blocks"] for _ in range(count)]
     copy, forward, backward = (list(column) for column in zip(*blocks, strict=True))
     chunks = record["chunk_copies"]
@@ -75,6 +83,20 @@ def replay(record: Mapping[str, Any]) -> tuple[Played, Sequence[Span]]:
         forward=forward,
         backward=backward,
         **{name: record[name] for name in SCALARS},
+        disk=dict(record.get("disk", ())),  # runs from before there was a disk tier have none
     )
     spans: list[Span] = []
     return play(schedule, durations, spans), spans
+
+
+def _check_counts(record: Mapping[str, Any]) -> None:
+    num_blocks, chunks = record["num_blocks"], len(record["chunk_copies"])
+    counts = [count for count, *_ in record["blocks"]]
+    whole = (num_blocks, record["resident_blocks"], record["num_slots"], record["lowest_backward"], *counts)
+    if not all(type(value) is int and value >= 0 for value in whole):
+        raise ValueError("counts of blocks and slots are whole numbers")
+    things = num_blocks + chunks
+    if sum(counts) != num_blocks or max(record["resident_blocks"], record["lowest_backward"]) > num_blocks:
+        raise ValueError(f"{sum(counts)} durations, resident blocks and a lowest one of {num_blocks} blocks")
+    if record["num_slots"] > max(2, things) or things * max(1, record["num_slots"]) > MAX_CHOICES:
+        raise ValueError(f"{record['num_slots']} slots for {things} blocks and chunks")

@@ -14,14 +14,14 @@ __all__ = ["Budget", "PlanRequest"]
 class PlanRequest:
     """The fields of a `Plan` that somebody decided; the planner decides those that are None.
 
-    Attributes:
-        residency, num_slots, resident_blocks, head, activations, order, workspace, graphs, pin_host_memory: see
-            `poros.settings.Plan`.
+    They are explained there (`poros.settings.Plan`).
     """
 
     residency: str | None = None
     num_slots: int | None = None
     resident_blocks: int | None = None
+    kept_blocks: int | None = None
+    disk_blocks: int | None = None
     head: str | None = None
     activations: str | None = None
     order: str | None = None
@@ -30,7 +30,8 @@ class PlanRequest:
     pin_host_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        Plan(**self.pinned())  # complains about values that no plan can have
+        # Complains about values that no plan can have.
+        Plan(**{"resident_blocks": self.kept_blocks or 0, **self.pinned()})
 
     def pinned(self) -> dict[str, Any]:
         """Return the decided fields."""

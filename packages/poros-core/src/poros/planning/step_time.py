@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poros.blocks.placement import spread_evenly
+from poros.blocks.placement import place_blocks
+from poros.engine.loss import is_fused
 from poros.engine.schedule import Schedule
-from poros.planning.device_terms import head_chunk_bytes, num_slots
+from poros.planning.device_terms import head_chunk_bytes, kept_blocks, num_slots
 from poros.planning.facts import ModelFacts
 from poros.planning.rates import Rates
 from poros.planning.shape import StepShape
@@ -31,6 +32,8 @@ class StepTime:
         compute_seconds: what it would take without any copy.
         link_seconds: how long the host-to-device link is busy.
         h2d_bytes: what crosses it.
+        disk_seconds: how long the disk is busy.
+        disk_bytes: what comes from it.
         tokens: positions of the step, padding included.
     """
 
@@ -39,10 +42,12 @@ class StepTime:
     link_seconds: float
     h2d_bytes: int
     tokens: int
+    disk_seconds: float = 0.0
+    disk_bytes: int = 0
 
     @property
     def exposed_seconds(self) -> float:
-        """Copy time that compute does not hide."""
+        """Time of copies and reads that compute does not hide."""
         return self.seconds - self.compute_seconds
 
     @property
@@ -56,8 +61,7 @@ def pass_durations(
 ) -> tuple[Schedule, Durations, int]:
     """Return the schedule of one pass, how long its parts take, and how many passes make a step."""
     together = shape.num_micro_batches if plan.order == "block-major" else 1
-    streamed = plan.residency == "streamed"
-    resident = spread_evenly(plan.resident_blocks if streamed else facts.num_blocks, facts.num_blocks)
+    resident, on_disk = place_blocks(plan, facts.num_blocks)
     costs: dict[int, tuple[VisitCost, int]] = {}
     for kind in facts.kinds:
         cost = visit_cost(
@@ -71,22 +75,32 @@ def pass_durations(
         )
         costs |= dict.fromkeys(kind.blocks, (cost, kind.block_bytes))
     blocks = range(facts.num_blocks)
+    # The tables of packed rows change with every micro-batch, so those are recomputed.
+    kept = frozenset() if shape.packed else kept_blocks(facts, plan)
     row_bytes = shape.mean_positions * together * facts.hidden * facts.compute_bytes
     host_rows = plan.activations == "host"
     chunks = head_chunk_bytes(facts, numerics, plan)
-    head = loss_seconds(facts, rates, shape.mean_positions * together)
+    fused = is_fused(numerics.blocks, device_type)
+    head = loss_seconds(facts, rates, shape.mean_positions * together, fused=fused)
     link = rates.link_bytes_per_second
     durations = Durations(
         copy=[
             *(costs[block][1] / link for block in blocks),
             *(count / link for count in chunks),
         ],
-        forward=[costs[block][0].forward_seconds for block in blocks],
-        backward=[costs[block][0].backward_seconds for block in blocks],
+        forward=[
+            cost.kept_forward_seconds if block in kept else cost.forward_seconds
+            for block, (cost, _) in sorted(costs.items())
+        ],
+        backward=[
+            cost.kept_backward_seconds if block in kept else cost.backward_seconds
+            for block, (cost, _) in sorted(costs.items())
+        ],
         loss=0.0 if chunks else head,
         head=head / len(chunks) if chunks else 0.0,
         row_out=row_bytes / rates.return_bytes_per_second if host_rows else 0.0,
         row_in=row_bytes / link if host_rows else 0.0,
+        disk={block: costs[block][1] / rates.disk_bytes_per_second for block in sorted(on_disk)},
     )
     slots = num_slots(facts, plan, len(chunks))
     schedule = steady_schedule(facts.num_blocks, resident, slots, facts.lowest_adapted, len(chunks))
@@ -113,4 +127,6 @@ def predict_step_time(
         link_seconds=link_seconds,
         h2d_bytes=round(link_seconds * rates.link_bytes_per_second),
         tokens=shape.step_positions,
+        disk_seconds=passes * played.disk_seconds,
+        disk_bytes=round(passes * played.disk_seconds * rates.disk_bytes_per_second),
     )

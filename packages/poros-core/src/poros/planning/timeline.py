@@ -7,9 +7,10 @@ of its slot. What a real pass hides is hidden here, and what it cannot hide show
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from poros.blocks.disk_ring import RING_BUFFERS
 from poros.engine.offload import NUM_RING_ROWS
 from poros.engine.schedule import Loss, Prefetch, Release, Schedule, ScheduleRequest, Visit, make_schedule
 
@@ -29,6 +30,7 @@ class Durations:
         head: the visit of one streamed vocabulary chunk.
         loss: head and loss of the pass, or what is left of it where the head is streamed.
         row_out, row_in: one boundary's hidden states to host memory and back; 0 where they stay on the device.
+        disk: per block that comes from the disk, its read.
     """
 
     copy: Sequence[float]
@@ -38,15 +40,17 @@ class Durations:
     head: float = 0.0
     row_out: float = 0.0
     row_in: float = 0.0
+    disk: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """How a pass went: its length, and the parts of it that the compute stream and the link were busy."""
+    """How a pass went: its length, and the parts of it that the compute stream, the link and the disk were busy."""
 
     seconds: float
     compute_seconds: float
     link_seconds: float
+    disk_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ class Span:
     """One stretch of a pass.
 
     Attributes:
-        lane: ``copy`` (the link) or ``compute``.
-        what: ``block``, ``row`` (both copies), ``forward``, ``backward``, ``head`` or ``loss``.
+        lane: ``disk``, ``copy`` (the link) or ``compute``.
+        what: ``read``, ``block``, ``row`` (both copies), ``forward``, ``backward``, ``head`` or ``loss``.
         block: its number, of a vocabulary chunk counted on behind the blocks; None where there is none.
         start, seconds: since the pass began.
     """
@@ -100,17 +104,27 @@ def play(schedule: Schedule, durations: Durations, spans: list[Span] | None = No
         if spans is not None and seconds:
             spans.append(Span(lane, what, block, end - seconds, seconds))
 
-    compute = link = busy_compute = busy_link = out = back = 0.0
+    compute = link = busy_compute = busy_link = out = back = disk = busy_disk = 0.0
+    left: list[float] = []  # when each block that came from the disk has left the ring
     filled: dict[int, float] = {}
     released: dict[int, float] = {}
     outs: list[float] = []  # when each row of the way down has left
     begun = [0.0]  # when each visit began
     for op in schedule.ops:
         if isinstance(op, Prefetch):
-            link = max(link, released.get(op.slot, 0.0)) + durations.copy[op.block]
-            busy_link += durations.copy[op.block]
+            copy = durations.copy[op.block]
+            link = max(link, released.get(op.slot, 0.0)) + copy
+            busy_link += copy
             filled[op.slot] = link
-            note("copy", "block", op.block, link, durations.copy[op.block])
+            if (read := durations.disk.get(op.block)) is not None:
+                buffer = left[-RING_BUFFERS] if len(left) >= RING_BUFFERS else 0.0
+                disk = max(disk, buffer) + read
+                busy_disk += read
+                note("disk", "read", op.block, disk, read)
+                # Copies of blocks that have been read already go first.
+                filled[op.slot] = max(link, disk + copy)
+                left.append(filled[op.slot])
+            note("copy", "block", op.block, filled[op.slot], copy)
         elif isinstance(op, Release):
             released[op.slot] = compute
         elif isinstance(op, Loss):
@@ -143,4 +157,4 @@ def play(schedule: Schedule, durations: Durations, spans: list[Span] | None = No
             if durations.row_out and forward:
                 out = max(out, compute) + durations.row_out
                 outs.append(out)
-    return Played(compute, busy_compute, busy_link)
+    return Played(compute, busy_compute, busy_link, busy_disk)

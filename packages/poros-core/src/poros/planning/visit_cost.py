@@ -20,10 +20,8 @@ from poros.settings import Numerics, Plan
 __all__ = ["VisitCost", "loss_seconds", "optimizer_seconds", "visit_cost"]
 
 FLOPS_PER_WEIGHT = 2
-# The frozen weight's own gradient is never made: recompute, and the gradient of the input.
-BACKWARD_PRODUCTS = 2
-# An adapter's product once in forward; in backward recomputed, and differentiated on both sides.
-ADAPTER_BACKWARD_PRODUCTS = 3
+# An adapter's product once in forward; differentiated on both sides. Of a frozen weight only the input's side is made.
+ADAPTER_GRADIENT_PRODUCTS = 2
 # How often all that lies between a block's products (inputs and outputs of its linear layers, 8 hidden-size vectors a
 # token) crosses device memory in forward + recompute + backward; PEFT's casts included. Solved from the floors that
 # `poros.planning.rates` names, for both executions of blocks.
@@ -43,6 +41,8 @@ SCORE_PASSES_FORWARD, SCORE_PASSES_BACKWARD = 6, 16
 # Logits once, and the gradient of the hidden states.
 HEAD_PRODUCTS = 2
 LOGIT_BYTES = 48
+# Fused: read for the maximum, read again, and written.
+FUSED_LOGIT_PASSES = 3
 # Per adapter element: AdamW reads four and writes three float32 values, the norm reads one, clipping reads and writes
 # one, zeroing writes one.
 OPTIMIZER_BYTES = 44
@@ -50,10 +50,19 @@ OPTIMIZER_BYTES = 44
 
 @dataclass(frozen=True, slots=True)
 class VisitCost:
-    """Compute seconds of one block's visits, all micro-batches of the visit together."""
+    """Compute seconds of one block's visits, all micro-batches of the visit together.
+
+    Attributes:
+        forward_seconds: of a forward visit.
+        backward_seconds: of recompute and backward.
+        kept_forward_seconds, kept_backward_seconds: of both where the forward is kept: no recompute, and every kernel
+            is launched by itself.
+    """
 
     forward_seconds: float
     backward_seconds: float
+    kept_forward_seconds: float
+    kept_backward_seconds: float
 
 
 def visit_cost(
@@ -76,45 +85,80 @@ def visit_cost(
         device_type: ``cuda`` or ``cpu``.
     """
     together = shape.num_micro_batches if plan.order == "block-major" else 1
-    frozen = FLOPS_PER_WEIGHT * kind.weights * shape.mean_positions / rates.matmul_flops_per_second
-    adapter = FLOPS_PER_WEIGHT * kind.adapter_weights * shape.mean_positions / rates.matmul_flops_per_second
+    seconds_per_weight = FLOPS_PER_WEIGHT * shape.mean_positions / rates.matmul_flops_per_second
+    frozen = kind.weights * seconds_per_weight
+    unread = kind.unread_weights * seconds_per_weight
+    adapter = kind.adapter_weights * seconds_per_weight
     between = (
         (kind.widths + EXTRA_VECTORS_PER_TOKEN * facts.hidden) * shape.mean_positions * facts.compute_bytes
     )
     memory = between * MEMORY_PASSES[numerics.blocks] / rates.memory_bytes_per_second
     forward_attention, backward_attention = _attention(kind, facts, rates, numerics, shape, device_type)
     forward = frozen + adapter + FORWARD_SHARE * memory + forward_attention
-    backward = (
-        BACKWARD_PRODUCTS * frozen
-        + ADAPTER_BACKWARD_PRODUCTS * adapter
-        + (1 - FORWARD_SHARE) * memory
+    gradient = (
+        frozen
+        + ADAPTER_GRADIENT_PRODUCTS * adapter
+        + (1 - 2 * FORWARD_SHARE) * memory
         + backward_attention
+        - forward_attention
     )
+    backward = forward - unread + gradient
     captured = plan.graphs and device_type == "cuda"
     few = COMPILED_KERNELS if numerics.blocks == "compiled" else 1.0
     rule = kind.linear_attention
     more = (0, 0) if rule is None else rule.kernels(shape.tokens)
-    seconds = []
-    for busy, per_linear, of_rule in (
-        (forward, FORWARD_KERNELS_PER_LINEAR, more[0]),
-        (backward, BACKWARD_KERNELS_PER_LINEAR, more[1]),
-    ):
-        kernels = (kind.num_linears * per_linear + of_rule) * few
-        on_device = busy + kernels * rates.kernel_seconds
-        # Launches run ahead of the device; whichever is slower is waited for.
-        seconds.append(on_device if captured else max(on_device, kernels * rates.launch_seconds))
-    dequantize = kind.dequantized_weights / rates.dequantized_weights_per_second
-    uses = (1, 1) if plan.workspace else (together, BACKWARD_PRODUCTS * together)
+    # Without recompute a backward does what is left of it without a forward.
+    kernels = [
+        (kind.num_linears * per_linear + of_rule) * few
+        for per_linear, of_rule in (
+            (FORWARD_KERNELS_PER_LINEAR, more[0]),
+            (BACKWARD_KERNELS_PER_LINEAR, more[1]),
+        )
+    ]
+    seconds = [
+        _visit_seconds(busy, count, rates, captured=captured and not kept)
+        for busy, count, kept in (
+            (forward, kernels[0], False),
+            (backward, kernels[1], False),
+            (forward, kernels[0], True),
+            (gradient, kernels[1] - kernels[0], True),
+        )
+    ]
+    once = kind.dequantized_weights
+    uses = (
+        once,
+        2 * once - kind.unread_dequantized,
+        once,
+        once,
+    )  # of the elements, by the products of a micro-batch
+    elements = [once if plan.workspace else together * used for used in uses]
     return VisitCost(
-        together * seconds[0] + uses[0] * dequantize, together * seconds[1] + uses[1] * dequantize
+        *(
+            together * spent + count / rates.dequantized_weights_per_second
+            for spent, count in zip(seconds, elements, strict=True)
+        )
     )
 
 
-def loss_seconds(facts: ModelFacts, rates: Rates, positions: float) -> float:
-    """Return the seconds of head and loss over ``positions``, as if every one were supervised."""
+def _visit_seconds(busy: float, kernels: float, rates: Rates, *, captured: bool) -> float:
+    on_device = busy + kernels * rates.kernel_seconds
+    # Launches run ahead of the device; whichever is slower is waited for.
+    return on_device if captured else max(on_device, kernels * rates.launch_seconds)
+
+
+def loss_seconds(facts: ModelFacts, rates: Rates, positions: float, *, fused: bool) -> float:
+    """Return the seconds of head and loss over ``positions``, as if every one were supervised.
+
+    Args:
+        facts: of the model.
+        rates: of the machine.
+        positions: of all micro-batches together.
+        fused: see `poros.engine.loss.is_fused`.
+    """
     logits = positions * facts.vocabulary
     products = HEAD_PRODUCTS * FLOPS_PER_WEIGHT * logits * facts.hidden / rates.matmul_flops_per_second
-    return products + logits * LOGIT_BYTES / rates.memory_bytes_per_second
+    bytes_per_logit = FUSED_LOGIT_PASSES * facts.compute_bytes if fused else LOGIT_BYTES
+    return products + logits * bytes_per_logit / rates.memory_bytes_per_second
 
 
 def optimizer_seconds(facts: ModelFacts, rates: Rates) -> float:

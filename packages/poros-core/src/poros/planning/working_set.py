@@ -8,32 +8,26 @@ Shape letters: B batch, T tokens, D hidden size, H heads, E head size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter
 
-from poros.bank import StaticRegion
 from poros.blocks.kinds import BlockKind
-from poros.engine.packed import PackedContext
-from poros.engine.template import BlockTemplate
-from poros.engine.workspace import Workspace
-from poros.interfaces import BlockContext
+from poros.engine.fake_visit import fake_visit
 from poros.model import MetaModel
 from poros.precision import attention_backend
 from poros.settings import Numerics
 
-__all__ = ["flash_accumulator_bytes", "working_set_bytes"]
+__all__ = ["flash_accumulator_bytes", "kept_bytes", "working_set_bytes"]
 
 # Deterministic flash attention sums the gradient of the queries in as many float32 copies as it takes to occupy every
 # multiprocessor (torch: flash_attn/flash_api.cpp, mha_bwd). An H100's and H200's where no device is at hand.
@@ -50,10 +44,20 @@ def working_set_bytes(
     Stored weights, dequantized matrices, adapters and the visit's own inputs and outputs are not in it. What the
     block's layers allocate is found on fake tensors: no memory and no device is needed.
     """
-    # Kinds that differ in adapters or constants alone hold the same.
-    different = {(kind.layer_type, _linear_shapes(kind)): kind for kind in meta.kinds}
     return max(
-        _simulate(meta, kind, numerics, batch, tokens, device_type, packed) for kind in different.values()
+        _simulate(meta, kind, numerics, batch, tokens, device_type, packed)[0]
+        for kind in _different(meta).values()
+    )
+
+
+def kept_bytes(
+    meta: MetaModel, numerics: Numerics, *, batch: int, tokens: int, device_type: str
+) -> tuple[int, ...]:
+    """Return, per kind, what the forward of a (B, T) micro-batch keeps for its backward: eager blocks."""
+    different = _different(meta)
+    return tuple(
+        _simulate(meta, different[_form(kind)], numerics, batch, tokens, device_type, False)[1]
+        for kind in meta.kinds
     )
 
 
@@ -63,8 +67,14 @@ def flash_accumulator_bytes(batch: int, tokens: int, *, heads: int, head_dim: in
     return copies * batch * _up(tokens, 128) * heads * _up(head_dim, 32) * FLOAT32_BYTES
 
 
-def _linear_shapes(kind: BlockKind) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((entry.spec.name, entry.spec.shape) for entry in kind.layout.entries)
+def _different(meta: MetaModel) -> dict[Hashable, BlockKind]:
+    """Kinds that differ in constants alone hold the same."""
+    return {_form(kind): kind for kind in meta.kinds}
+
+
+def _form(kind: BlockKind) -> Hashable:
+    frozen = tuple((entry.spec.name, entry.spec.shape) for entry in kind.layout.entries)
+    return kind.layer_type, frozen, kind.adapter, kind.states
 
 
 @lru_cache(maxsize=MAX_SIMULATIONS)
@@ -76,45 +86,26 @@ def _simulate(
     tokens: int,
     device_type: str,
     packed: bool,
-) -> int:
-    # Everything runs as on a CPU: autograd would look for the queue of a device that may not be here.
-    cpu, target = torch.device("cpu"), torch.device(device_type)
+) -> tuple[int, int]:
+    """Return the peak, and what is alive between a recorded forward and its backward."""
+    target = torch.device(device_type)
     dtype = numerics.compute_dtype
-    # Transformers takes fake tensors for a trace and never leaves a mask out.
-    shapes = meta.architecture.context(meta.module, batch=batch, tokens=tokens, device=cpu, dtype=dtype)
-    if packed:
-        shapes = PackedContext(shapes, batch).context
-    with meta.architecture.torch_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
-        template = BlockTemplate(
-            kind,
-            torch.empty(kind.layout.num_bytes, dtype=torch.uint8),
-            StaticRegion([kind.adapter], cpu, dtype),
-            meta.architecture,
-            dtype,
-            Workspace([kind], dtype, cpu, per_visit=True),
-            shared=(meta.module.config,),
-        )
-        context = BlockContext(**{f.name: _like(getattr(shapes, f.name)) for f in fields(shapes)})
-        hidden = torch.empty(batch, tokens, int(meta.config.hidden_size), dtype=dtype)
+    with fake_visit(meta, kind, dtype, batch=batch, tokens=tokens, packed=packed) as visit:
+        template, hidden, context, states = visit.template, visit.hidden, visit.context, visit.states
         gradient = torch.empty_like(hidden)
-        inputs = [] if meta.per_block_inputs is None else [meta.per_block_inputs.spec]
-        states = {
-            spec.name: torch.empty(batch, tokens, *spec.sizes, dtype=dtype)
-            for spec in (*kind.states.reads, *kind.states.writes, *inputs)
-        }
         masked = context.attention_masks[kind.layer_type] is not None
         backend = attention_backend(target, dtype, masked=masked, head_dim=kind.head_dim)
         flash = backend == SDPBackend.FLASH_ATTENTION
         wanted = [spec.name for spec in kind.states.reads]
         with _FlashMemory(enabled=flash), _LiveBytes() as live:
             template.forward(hidden, context, states)
-            template.backward(hidden, gradient, context, states, states, wanted)
-    return live.peak
-
-
-def _like(value: Any) -> Any:
-    """Return mappings and tuples of tensors as they are, with new tensors of the current mode on the CPU."""
-    return tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="cpu"), value)
+            recorded = template.record(hidden, context, states, wanted)
+            alive = live.count()
+            template.backpropagate(recorded, gradient, states)
+    # A forward that is kept has copies of its own of what it reads.
+    written = {spec.name for spec in kind.states.writes}
+    copies = [hidden, *(value for name, value in states.items() if name not in written)]
+    return live.peak, alive + sum(value.numel() * value.element_size() for value in copies)
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -141,9 +132,13 @@ class _LiveBytes(TorchDispatchMode):
             given = self._given.get(storage._cdata)
             if given is None or given.expired():  # an address may be used again
                 self._made.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
-        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
-        self.peak = max(self.peak, sum(count for _, count in self._made.values()))
+        self.peak = max(self.peak, self.count())
         return output
+
+    def count(self) -> int:
+        """Return the bytes that are alive now."""
+        self._made = {key: made for key, made in self._made.items() if not made[0].expired()}
+        return sum(count for _, count in self._made.values())
 
 
 def _storages(values: object) -> list[torch.UntypedStorage]:

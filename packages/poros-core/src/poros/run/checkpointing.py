@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from poros.checkpoint import RunState, load_run_state, newest_complete, save_run_state
 from poros.determinism import default_generator
 from poros.engine.engine import Engine
-from poros.errors import CheckpointError, OutputError, explain
+from poros.errors import CheckpointError, ConfigError, OutputError, explain
 from poros.optimizer import BankOptimizer
+from poros.run.fingerprint import compare_fingerprints
 
-__all__ = ["find_checkpoint", "restore_state", "save_state", "state_bytes"]
+__all__ = ["continued_run", "find_checkpoint", "restore_state", "save_state", "state_bytes", "weights_of"]
 
 WEIGHTS = "weights"
 OPTIMIZER = "optimizer"
@@ -58,10 +60,43 @@ def find_checkpoint(output: Path) -> tuple[RunState, Path, tuple[str, ...]]:
                 expected="a complete checkpoint",
                 got=" ".join(notes) or "none",
                 where=str(output),
-                next_step="Start anew without `--resume`",
+                next_step="Start anew with `--overwrite` in place of `--resume`",
             )
         )
     return load_run_state(path), path, notes
+
+
+def continued_run(
+    output: Path, fingerprint: Mapping[str, Any], num_steps: int
+) -> tuple[RunState, Path, tuple[str, ...]]:
+    """Return the checkpoint that a run with these settings goes on from, its folder, and notes.
+
+    Raises:
+        OutputError: there is none.
+        ConfigError: it is of another run, or of a longer one.
+    """
+    state, path, notes = find_checkpoint(output)
+    changed = compare_fingerprints(state.meta["fingerprint"], fingerprint, str(path))
+    if state.step > num_steps:
+        raise ConfigError(
+            explain(
+                "Cannot resume a longer run",
+                expected=f"at least {state.step} steps",
+                got=num_steps,
+                where=str(path),
+                next_step="Raise `max_steps` or `epochs`",
+            )
+        )
+    if changed:
+        notes += (
+            "Resumed with changed settings, so the run is not bitwise what it would have been: "
+            + "; ".join(changed),
+        )
+    return state, path, notes
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"shape {list(tensor.shape)} and dtype {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def restore_state(state: RunState, engine: Engine, optimizer: BankOptimizer, where: Path) -> tuple[str, ...]:
@@ -71,18 +106,18 @@ def restore_state(state: RunState, engine: Engine, optimizer: BankOptimizer, whe
         A note where something could not be continued: another kind of device has another generator.
 
     Raises:
-        CheckpointError: a tensor is missing or has another shape than this run's.
+        CheckpointError: a tensor is missing or has another shape or dtype than this run's.
     """
     wanted = _state_tensors(engine, optimizer)
     generator = f"{GENERATOR}.{engine.device.type}"
     for name, tensor in wanted.items():
         found = state.tensors.get(name)
-        if name != generator and (found is None or found.shape != tensor.shape):
+        if name != generator and (found is None or _form(found) != _form(tensor)):
             raise CheckpointError(
                 explain(
                     "The checkpoint does not fit this run",
-                    expected=f"`{name}` of shape {list(tensor.shape)}",
-                    got="none" if found is None else list(found.shape),
+                    expected=f"`{name}` of {_form(tensor)}",
+                    got="none" if found is None else _form(found),
                     where=str(where),
                 )
             )
@@ -96,3 +131,27 @@ def restore_state(state: RunState, engine: Engine, optimizer: BankOptimizer, whe
         return ("The checkpoint comes from another kind of device: its random state is not continued.",)
     default_generator(engine.device).set_state(state.tensors[generator])
     return ()
+
+
+@contextlib.contextmanager
+def weights_of(path: Path, engine: Engine) -> Iterator[None]:
+    """Lend the engine the adapter of a checkpoint of this run.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed.
+    """
+    try:
+        state = load_run_state(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"The best checkpoint cannot be read: {error} `--resume` with `keep_best: false` saves the last adapter."
+        ) from error
+    weights = engine.model.bank.weights
+    last = {group: values.to("cpu", copy=True) for group, values in weights.items()}
+    try:
+        for group, values in weights.items():
+            values.copy_(state.tensors[f"{WEIGHTS}.{group}"])
+        yield
+    finally:
+        for group, values in weights.items():
+            values.copy_(last[group])

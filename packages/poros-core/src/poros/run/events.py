@@ -1,11 +1,11 @@
-"""What a run tells while it goes on. A reporter is any object with these methods; none of them may change the run."""
+"""What a run tells while it goes on, and who is told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from poros.checkpoint import AdapterReport
 
@@ -14,6 +14,7 @@ __all__ = [
     "EvalEvent",
     "Reporter",
     "RunResult",
+    "SampleEvent",
     "StartEvent",
     "StepEvent",
     "WarmUpEvent",
@@ -90,12 +91,44 @@ class StepEvent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalEvent:
-    """The held-out rows were evaluated after ``step`` steps; ``eval_loss`` is per supervised token."""
+    """The held-out rows were evaluated.
+
+    Attributes:
+        step: how many optimizer steps are done.
+        eval_loss: mean cross-entropy per supervised token, over all held-out rows together.
+        eval_perplexity: ``exp(eval_loss)``; None where that is no number.
+        eval_supervised_tokens: the denominator of ``eval_loss``.
+        eval_seconds: wall time.
+    """
 
     step: int
     eval_loss: float
+    eval_perplexity: float | None
     eval_supervised_tokens: int
     eval_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleEvent:
+    """A sample prompt was answered.
+
+    Attributes:
+        step: how many optimizer steps are done.
+        index: of the prompt.
+        prompt: as the user wrote it.
+        text: the answer.
+        tokens: how many were generated.
+        ended: the answer ended by itself; otherwise it was cut at the limit.
+        seconds: wall time.
+    """
+
+    step: int
+    index: int
+    prompt: str
+    text: str
+    tokens: int
+    ended: bool
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,11 +147,15 @@ class RunResult:
     Attributes:
         steps: optimizer steps that are done in all.
         interrupted: a signal ended the run early, after a clean save.
+        stopped_early: held-out loss no longer improved, which ended the run as `early_stop_patience` says.
         adapter: folder of the final adapter in PEFT's format; None after an interruption.
+        adapter_step: after how many steps the adapter was what is saved there: the best evaluation's with
+            ``keep_best``, else the last.
         adapter_report: what stock PEFT read back from it.
         checkpoint: the newest checkpoint.
         first_loss, last_loss: of the first and last step of this process; None without a step.
-        eval_loss: of the last evaluation; None without held-out rows.
+        eval_loss, eval_perplexity: of the last evaluation; None without held-out rows.
+        best_step, best_eval_loss: of the evaluation with the lowest loss; None without one.
         tokens, supervised_tokens, seconds, h2d_bytes, exposed_copy_seconds: sums over the steps of this process.
         peak_device_bytes: see `StepEvent`.
         peak_host_bytes: highest resident size of this process.
@@ -130,12 +167,17 @@ class RunResult:
 
     steps: int
     interrupted: bool
+    stopped_early: bool
     adapter: Path | None
+    adapter_step: int | None
     adapter_report: AdapterReport | None
     checkpoint: Path | None
     first_loss: float | None
     last_loss: float | None
     eval_loss: float | None
+    eval_perplexity: float | None
+    best_step: int | None
+    best_eval_loss: float | None
     tokens: int
     supervised_tokens: int
     seconds: float
@@ -151,7 +193,22 @@ class RunResult:
 
 
 class Reporter:
-    """Receives events; every method does nothing until a subclass says otherwise."""
+    """Receives events; every method does nothing until a subclass says otherwise.
+
+    Methods are called one after the other on the thread that trains, which waits for them. An exception that one of
+    them raises never ends the run: it is said once, and after a few the reporter is no longer called.
+
+    A class that a plugin registers is made with the run's output folder as its only argument, once everything that the
+    user typed is known to be well-formed and before anything is loaded. Whatever it needs is asked for there: a
+    `PorosError` reaches the user as it is. The folder may not be written to before `on_start`.
+
+    Attributes:
+        name: what ``report_to`` names; only of registered classes.
+        owned: entries of the output folder that it writes, and that ``overwrite`` removes.
+    """
+
+    name: ClassVar[str] = ""
+    owned: ClassVar[tuple[str, ...]] = ()
 
     def on_load(self, done: int, total: int) -> None:
         """``done`` of ``total`` blocks are in the store."""
@@ -168,8 +225,14 @@ class Reporter:
     def on_eval(self, event: EvalEvent) -> None:
         """After every evaluation."""
 
+    def on_sample(self, event: SampleEvent) -> None:
+        """After every answer to a sample prompt."""
+
     def on_checkpoint(self, event: CheckpointEvent) -> None:
         """After every saved checkpoint."""
 
     def on_end(self, result: RunResult) -> None:
         """After the last save; not called when the run fails."""
+
+    def on_close(self) -> None:
+        """When the trainer is closed, after a failure too: give back what is still held."""

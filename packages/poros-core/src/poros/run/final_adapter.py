@@ -7,6 +7,7 @@ from pathlib import Path
 
 from poros.adapters import for_wrapper
 from poros.checkpoint import AdapterReport, save_adapter, verify_adapter
+from poros.checkpoint.atomic import explaining_writes
 from poros.engine.engine import Engine
 from poros.errors import CheckpointError, explain
 from poros.run.opening import OpenModel
@@ -25,11 +26,15 @@ def dry_save(output: Path, model: OpenModel, engine: Engine) -> None:
     Raises:
         OutputError, CheckpointError: see `save_adapter` and `verify_adapter`.
     """
-    with tempfile.TemporaryDirectory(dir=output, prefix=".dry-save-") as folder:
+    with (
+        explaining_writes(output / ADAPTER_FOLDER),
+        # Named like what a killed process leaves, so that it is swept like that.
+        tempfile.TemporaryDirectory(dir=output, prefix=".dry-save.tmp-") as folder,
+    ):
         _save(Path(folder) / ADAPTER_FOLDER, model, engine, require_nonzero=False)
 
 
-def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[Path, AdapterReport]:
+def save_final_adapter(output: Path | str, model: OpenModel, engine: Engine) -> tuple[Path, AdapterReport]:
     """Save the trained adapter in PEFT's format and verify it; return its folder and what stock PEFT found.
 
     Keys match the class that a user's own `AutoModelForCausalLM` gives for the model.
@@ -39,7 +44,7 @@ def save_final_adapter(output: Path, model: OpenModel, engine: Engine) -> tuple[
         CheckpointError: keys are missing or unexpected, tensors have the wrong number or size, or every ``lora_B`` is
             zero.
     """
-    folder = output / ADAPTER_FOLDER
+    folder = Path(output) / ADAPTER_FOLDER
     return folder, _save(folder, model, engine, require_nonzero=True)
 
 

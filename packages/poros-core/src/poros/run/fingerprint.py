@@ -13,8 +13,8 @@ from poros.errors import ConfigError, explain
 
 __all__ = ["compare_fingerprints", "flatten"]
 
-# A difference in these would continue another model, another adapter or other data.
-FIXED = ("model", "quantization", "lora", "data", "seed")
+# A difference in these would continue another model, another adapter or other data, or read moments of another kind.
+FIXED = ("model", "quantization", "lora", "data", "seed", "optimizer.name")
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -43,16 +43,17 @@ def compare_fingerprints(old: Mapping[str, Any], new: Mapping[str, Any], where: 
     """Return every harmless difference as ``name: old -> new``.
 
     Raises:
-        ConfigError: the model, the adapter's shape or meaning, the data or the seed changed; each is listed.
+        ConfigError: the model, the adapter's shape, meaning or start, the data, the seed or the kind of optimizer
+            changed; each is listed.
     """
     changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    fixed = [name for name in changed if name.split(".")[0] in FIXED]
+    fixed = [name for name in changed if name in FIXED or name.split(".")[0] in FIXED]
     if fixed:
         listed = "; ".join(_difference(name, old, new) for name in fixed)
         raise ConfigError(
             explain(
                 "Cannot resume with these settings",
-                expected="the model, adapter, data and seed that the checkpoint was made with",
+                expected="the model, adapter, data, seed and kind of optimizer that the checkpoint was made with",
                 got=listed,
                 where=where,
                 next_step="Give the old values to go on, or start anew in another `--output`",

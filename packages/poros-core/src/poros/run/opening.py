@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,9 @@ from poros.units import ranges
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-__all__ = ["OpenModel", "describe_model", "open_model", "opening_notes"]
+    from poros.run.initial_adapter import InitialAdapter
+
+__all__ = ["OpenModel", "describe_model", "open_model", "open_with", "opening_notes"]
 
 Progress = Callable[[int, int], None]
 
@@ -45,7 +47,9 @@ class OpenModel:
         verdict: of the architecture gate.
         meta: the model on the meta device, frozen and injected.
         source: its weights by parameter name.
+        start: the adapter that training starts from; None starts from PEFT's own initial values.
         notes: sentences that the user should see, such as tensors that are cast.
+        make_engine: builds the engine of a loaded model; `poros verify` puts a broken one here.
     """
 
     name: str
@@ -57,7 +61,9 @@ class OpenModel:
     numerics: Numerics
     meta: MetaModel
     source: TensorSource
+    start: InitialAdapter | None = None
     notes: tuple[str, ...] = ()
+    make_engine: Callable[..., Engine] = Engine
 
     def load(
         self,
@@ -80,7 +86,9 @@ class OpenModel:
             progress=progress,
             cache=None if cache_dir is None else StoreCache(cache_dir),
         )
-        return Engine(model, plan, seed=seed)
+        if self.start is not None:
+            self.start.fill(model.bank)
+        return self.make_engine(model, plan, seed=seed)
 
 
 def describe_model(
@@ -130,20 +138,65 @@ def open_model(
         registry: loaded plugins; None loads the installed ones.
 
     Raises:
-        CheckpointError: the folder, its config or a shard is missing or damaged; a tensor is absent, unknown or
-            misshapen.
+        CheckpointError: the folder, its config, a shard or the adapter to start from is missing or damaged; a tensor is
+            absent, unknown or misshapen.
         ArchitectureError, FormatError, ConfigError, PluginError: see `describe_model`.
     """
     lora, numerics = lora or LoraSettings(), numerics or Numerics()
     folder = resolve_model(str(model))
+    opened = open_with(
+        lambda meta: _checked_weights(folder, meta, numerics),
+        name=str(model),
+        folder=folder,
+        quantization=quantization,
+        lora=lora,
+        numerics=numerics,
+        registry=registry,
+    )
+    start = None
+    if lora.init_from is not None:
+        # Here: adapters are read by what exports them, and that opens models.
+        from poros.run.initial_adapter import read_initial_adapter
+
+        start = read_initial_adapter(lora.init_from, opened.meta, opened.source.fingerprint)
+    return replace(
+        opened,
+        start=start,
+        notes=(
+            *opening_notes(folder, opened.config, opened.meta),
+            *opened.notes,
+            *(start.notes if start is not None else ()),
+        ),
+    )
+
+
+def open_with(
+    weights: Callable[[MetaModel], tuple[TensorSource, tuple[str, ...]]],
+    *,
+    name: str,
+    folder: Path,
+    quantization: str,
+    lora: LoraSettings,
+    numerics: Numerics,
+    registry: Registry | None,
+) -> OpenModel:
+    """Open the config of ``folder`` with whatever weights; no weight file is looked at here.
+
+    Args:
+        weights: returns the weights of a described model, and notes about them.
+        name: what the user calls the model.
+
+    Raises:
+        CheckpointError: the config is missing or damaged.
+        ArchitectureError, FormatError, ConfigError, PluginError: see `describe_model`.
+    """
     config = load_config(folder)
     verdict, weight_format, meta = describe_model(
         config, quantization=quantization, lora=lora, numerics=numerics, registry=registry
     )
-    source = SafetensorsSource(folder)
-    names = _match_names(source, meta)
+    source, notes = weights(meta)
     return OpenModel(
-        name=str(model),
+        name=name,
         folder=folder,
         config=config,
         verdict=verdict,
@@ -151,8 +204,8 @@ def open_model(
         lora=lora,
         numerics=numerics,
         meta=meta,
-        source=MappedSource(source, names),
-        notes=(*opening_notes(folder, config, meta), *_cast_notes(source, names, meta, numerics)),
+        source=source,
+        notes=notes,
     )
 
 
@@ -169,6 +222,15 @@ def opening_notes(folder: Path, config: PreTrainedConfig, meta: MetaModel) -> tu
             f"{len(bare)} of {len(meta.blocks)} blocks get no adapter: no target matches in blocks {ranges(bare)}.",
         )
     return notes
+
+
+def _checked_weights(
+    folder: Path, meta: MetaModel, numerics: Numerics
+) -> tuple[MappedSource, tuple[str, ...]]:
+    """Return the weights of a folder, names and shapes checked, and which of them are cast."""
+    source = SafetensorsSource(folder)
+    names = _match_names(source, meta)
+    return MappedSource(source, names), _cast_notes(source, names, meta, numerics)
 
 
 def _match_names(source: SafetensorsSource, meta: MetaModel) -> Mapping[str, str]:

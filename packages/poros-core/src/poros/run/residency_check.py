@@ -9,7 +9,7 @@ import torch
 
 from poros.engine.engine import Engine
 from poros.interfaces import StepSource
-from poros.optimizer import BankOptimizer
+from poros.optimizer import BankOptimizer, check_optimizer
 from poros.parity.compare import Verdict, compare
 from poros.parity.trajectory import Trajectory
 from poros.run.opening import OpenModel
@@ -45,6 +45,7 @@ def compare_residencies(
     Memory:
         One store at a time; the resident one lies on the device.
     """
+    check_optimizer(optimizer, steps.num_steps)
     streamed = streamed or Plan()
     resident = Plan(residency="resident", order=streamed.order)
 

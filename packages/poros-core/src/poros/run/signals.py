@@ -17,7 +17,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stop_signals(request_stop: Callable[[], None]) -> Iterator[None]:
     """Call ``request_stop`` on the first signal and raise ``KeyboardInterrupt`` on the second, while inside.
 
-    Python delivers signals to the main thread only; elsewhere this does nothing.
+    The second leaves the handling of further ones to the system, which ends the process: what unwinds then may itself
+    hang, on a device for example. Python delivers signals to the main thread only; elsewhere this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,6 +28,8 @@ def stop_signals(request_stop: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal seen
         if seen:
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)
             raise KeyboardInterrupt
         seen = True
         request_stop()

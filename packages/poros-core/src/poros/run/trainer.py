@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 import torch
 
 from poros import determinism
-from poros.checkpoint import atomic_write_json, check_free_space, prepare_output_folder, prune
+from poros.checkpoint import (
+    atomic_write_json,
+    check_free_space,
+    checkpoint_folder,
+    prepare_output_folder,
+    prune,
+)
+from poros.checkpoint.atomic import sweep_leftovers
+from poros.checkpoint.folder_lock import holding_output, refuse_used_folder
+from poros.clock import Stopwatch, per_second
 from poros.engine.engine import Engine
-from poros.errors import BudgetError, ConfigError, UserError, explain
-from poros.evidence import platform_status
 from poros.interfaces import MicroBatch, StepSource
-from poros.optimizer import BankOptimizer
-from poros.planning.replay import timeline_record
-from poros.run.checkpointing import find_checkpoint, restore_state, save_state, state_bytes
-from poros.run.device import describe_device, refuse_many_processes, resolve_device, slow_arithmetic_notes
+from poros.optimizer import BankOptimizer, check_optimizer
+from poros.plugins import Registered
+from poros.run.audience import Audience
+from poros.run.calendar import Calendar
+from poros.run.checkpointing import continued_run, restore_state, save_state, state_bytes, weights_of
+from poros.run.device import refuse_many_processes, resolve_device, slow_arithmetic_notes
+from poros.run.evaluating import SamplePrompts, answer_prompts, evaluate_rows
 from poros.run.events import (
     CheckpointEvent,
     EvalEvent,
@@ -32,35 +41,30 @@ from poros.run.events import (
     WarmUpEvent,
 )
 from poros.run.final_adapter import ADAPTER_FOLDER, dry_save, save_final_adapter
-from poros.run.fingerprint import compare_fingerprints, flatten
-from poros.run.guards import check_first_gradients, check_step_finite
-from poros.run.memory import context_bytes
-from poros.run.metrics import METRICS_FILE, MetricsFile
+from poros.run.fingerprint import flatten
+from poros.run.guards import check_first_gradients, check_step_finite, explaining_out_of_memory
+from poros.run.metrics import METRICS_FILE, SAMPLES_FILE, record_files
 from poros.run.opening import OpenModel
+from poros.run.outcome import MemoryUse, make_result
 from poros.run.placement import plan_run
 from poros.run.record import (
     REPORT_FILE,
     RUN_FILE,
-    environment,
     failure_recorded,
-    peak_host_bytes,
+    fingerprint_record,
+    model_record,
     planned_record,
 )
+from poros.run.selection import BEST_FILE, continued_selection, write_best
 from poros.run.settings import RunSettings
 from poros.run.signals import stop_signals
-from poros.run.totals import (
-    Totals,
-    group_for_evaluation,
-    num_positions,
-    shape_of,
-    survey_steps,
-)
-from poros.units import list_terms
+from poros.run.spill import spill_watches
+from poros.run.totals import Totals, num_positions, shape_of, survey_steps
 
 __all__ = ["Trainer"]
 
 # What a run and its report write into the output folder, and what `overwrite` removes.
-OWNED = ("checkpoints", ADAPTER_FOLDER, METRICS_FILE, RUN_FILE, REPORT_FILE)
+OWNED = ("checkpoints", ADAPTER_FOLDER, METRICS_FILE, SAMPLES_FILE, BEST_FILE, RUN_FILE, REPORT_FILE)
 # The first captures nothing: kernels run as they are. The second captures.
 WARM_UP_PASSES = 2
 
@@ -86,7 +90,8 @@ class Trainer:
         settings: RunSettings,
         *,
         evaluation: Sequence[MicroBatch] = (),
-        reporters: Sequence[Reporter] = (),
+        samples: SamplePrompts | None = None,
+        reporters: Sequence[Reporter | Registered[Reporter]] = (),
         data_record: Mapping[str, Any] | None = None,
         run_record: Mapping[str, Any] | None = None,
     ) -> None:
@@ -97,7 +102,8 @@ class Trainer:
             steps: the micro-batches of every optimizer step.
             settings: of the run.
             evaluation: held-out micro-batches.
-            reporters: receive events; ``metrics.jsonl`` is written anyway.
+            samples: prompts that are answered from time to time.
+            reporters: receive events; ``metrics.jsonl`` is written anyway. What one of them raises never ends the run.
             data_record: what ``steps.fingerprint`` was made from, to explain a difference when resuming.
             run_record: what ``run.json`` shall hold besides, as JSON values.
 
@@ -112,69 +118,45 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.model, self.steps, self.settings = model, steps, settings
-        self.evaluation = tuple(evaluation)
+        check_optimizer(settings.optimizer, steps.num_steps)
+        self.evaluation, self._samples = tuple(evaluation), samples
         # With `overwrite`, nothing is removed until everything else is known to work.
         keep = settings.resume or settings.overwrite
         self.output = prepare_output_folder(Path(settings.output), resume=keep)
-        self.fingerprint = self._fingerprint(data_record or {})
+        refuse_used_folder(self.output)
+        self.fingerprint = fingerprint_record(model, steps, settings, data_record or {}, self.device)
         self.notes = model.notes + slow_arithmetic_notes(self.device, model.numerics.compute_dtype)
         self._run_record = dict(run_record or {})
-        self._resumed = self._find_checkpoint() if settings.resume else None
+        self._resumed = None
+        if settings.resume:
+            state, path, notes = continued_run(self.output, self.fingerprint, steps.num_steps)
+            self._resumed, self.notes = (state, path), self.notes + notes
+        self._selection, notes = continued_selection(
+            self.evaluation, settings, self.output, None if self._resumed is None else self._resumed[0].meta
+        )
+        self.notes += notes
         self._largest, shape = survey_steps(steps, self.evaluation)
         self.planned, self.with_one_more_gb, notes = plan_run(model, settings, self.device, shape)
         self.notes += notes
-        self._host_bytes_before = int(psutil.Process().memory_info().rss)
-        self._context_bytes = 0
-        if self.device.type == "cuda":
-            # Never again: memory that captured graphs hold counts as reserved only.
-            torch.cuda.reset_peak_memory_stats(self.device)
-        self._metrics = MetricsFile(self.output / METRICS_FILE)
-        self.reporters = (self._metrics, *reporters)
+        self._memory = MemoryUse(self.device)
+        self._calendar = Calendar(
+            settings=settings,
+            num_steps=steps.num_steps,
+            has_rows=bool(self.evaluation),
+            has_prompts=samples is not None,
+        )
+        own = record_files(self.output, samples=samples is not None)
+        watches = spill_watches(self.device, lambda sentence: self._audience.say(sentence))
+        self._audience = Audience((*own, *watches), reporters, self.device)
+        self._record: dict[str, Any] = {}
+        self._noted = 0
         self._engine: Engine | None = None
         self._optimizer: BankOptimizer | None = None
         self._totals = Totals()
-        self._eval_loss: float | None = None
         self._checkpoint: Path | None = self._resumed[1] if self._resumed else None
+        self._saved_step = self._resumed[0].step if self._resumed else None
         self._max_positions = 0
         self._stop = False
-
-    def _fingerprint(self, data_record: Mapping[str, Any]) -> dict[str, Any]:
-        model, settings = self.model, self.settings
-        return flatten(
-            {
-                "model": {"architecture": model.meta.architecture.name, "weights": model.source.fingerprint},
-                "quantization": model.weight_format.fingerprint(),
-                "lora": {**flatten(model.lora), "targets": model.meta.targets},
-                "numerics": model.numerics,
-                "kernels": dict(model.meta.architecture.kernels()),
-                "optimizer": settings.optimizer,
-                "seed": settings.seed,
-                "num_steps": self.steps.num_steps,
-                "data": {**data_record, "steps": self.steps.fingerprint},
-                "environment": environment(self.device),
-            }
-        )
-
-    def _find_checkpoint(self) -> tuple[Any, Path]:
-        state, path, notes = find_checkpoint(self.output)
-        changed = compare_fingerprints(state.meta["fingerprint"], self.fingerprint, str(path))
-        if state.step > self.steps.num_steps:
-            raise ConfigError(
-                explain(
-                    "Cannot resume a longer run",
-                    expected=f"at least {state.step} steps",
-                    got=self.steps.num_steps,
-                    where=str(path),
-                    next_step="Raise `max_steps` or `epochs`",
-                )
-            )
-        if changed:
-            notes += (
-                "Resumed with changed settings, so the run is not bitwise what it would have been: "
-                + "; ".join(changed),
-            )
-        self.notes += notes
-        return state, path
 
     # ---- life
 
@@ -193,7 +175,7 @@ class Trainer:
                 plan=self.planned.plan,
                 device=self.device,
                 seed=self.settings.seed,
-                progress=lambda done, total: self._tell("on_load", done, total),
+                progress=lambda done, total: self._audience.tell("on_load", done, total),
                 cache_dir=None
                 if self.settings.cache_dir is None
                 else Path(self.settings.cache_dir).expanduser(),
@@ -201,14 +183,16 @@ class Trainer:
             self._optimizer = BankOptimizer(
                 self._engine.model.bank, self.settings.optimizer, self.steps.num_steps
             )
+        # torch seeds a new process's generator as it likes; its state is part of a checkpoint and of what repeats.
+        determinism.default_generator(self.device).manual_seed(self.settings.seed)
         if self._resumed is not None:
             state, path = self._resumed
             self.notes += restore_state(state, self._engine, self._optimizer, path)
         return self._engine
 
     def close(self) -> None:
-        """Release page locks and the metrics file."""
-        self._metrics.close()
+        """Release page locks, the files of the run and what reporters hold."""
+        self._audience.tell("on_close")
         if self._engine is not None:
             self._engine.close()
 
@@ -226,43 +210,72 @@ class Trainer:
 
     # ---- the run
 
+    @holding_output
     def run(self) -> RunResult:
         """Train to the end, or until a signal or `request_stop`, and save.
 
         Raises:
             NonFiniteError: a loss, a gradient norm or a tensor to be saved is NaN or infinite.
-            OutputError: the disk is full; earlier checkpoints are intact.
+            OutputError: another run uses the output folder, or the disk is full; earlier checkpoints are intact.
             CheckpointError: stock PEFT cannot read the final adapter.
             BudgetError: the device ran out of memory.
         """
         engine = self.load()
         first, total = self._resumed[0].step if self._resumed else 0, self.steps.num_steps
         self._prepare_output()
-        record = {**self._record(), "first_step": first}
-        atomic_write_json(self.output / RUN_FILE, record)
-        self._tell("on_start", StartEvent(first_step=first, num_steps=total, record=record, notes=self.notes))
+        self._record = {
+            **self._run_record,
+            **model_record(self.model, self.device),
+            **planned_record(self.model, self.planned, self.with_one_more_gb, self.device),
+            "fingerprint": self.fingerprint,
+            "settings": flatten(self.settings),
+            "first_step": first,
+        }
+        self._write_record()
+        write_best(self.output, self._selection if self.settings.keep_best else None)
+        notes = (*self.notes, *self._audience.notes)
+        self._audience.tell(
+            "on_start", StartEvent(first_step=first, num_steps=total, record=self._record, notes=notes)
+        )
         done = first
         with (
-            failure_recorded(self.output / RUN_FILE, record),
+            failure_recorded(lambda reason: self._write_record(failure=reason)),
             stop_signals(self.request_stop),
             self._explaining_out_of_memory(),
         ):
             if first < total:
                 self._warm_up(engine, first)
-            while done < total and not self._stop:
+            # What a signal put off, and the answers before the first step.
+            early = self._after_step(engine, done)
+            while done < total and not early and not self._stop:
                 self._train_step(engine, done, is_first=done == first)
                 done += 1
-                if self._due(self.settings.eval_every, done, total):
-                    self.evaluate(done)
-                if self._due(self.settings.save_every, done, total) or self._stop:
-                    self._save(done)
-            if done == total:
-                return self._finish(done, record)
-            return self._conclude(self._result(done, interrupted=True), record)
+                early = self._after_step(engine, done)
+            if self._calendar.ends(done, self._selection):
+                return self._finish(done, early)
+            return self._conclude(self._result(done, interrupted=True))
 
-    @staticmethod
-    def _due(every: int | None, done: int, total: int) -> bool:
-        return done == total or (every is not None and done % every == 0)
+    def _after_step(self, engine: Engine, done: int) -> bool:
+        """Evaluate, answer and save as far as it is due after ``done`` steps; return whether to stop early.
+
+        A signal puts off what is not finished: the checkpoint comes first, and the resumed run makes up for it.
+        """
+        calendar, chosen = self._calendar, self._selection
+        best, news = False, self._saved_step != done
+        event = self._evaluate(engine, done, lambda: self._stop) if calendar.evaluates(done, chosen) else None
+        if event is not None:
+            best = chosen.add(done, event.eval_loss, self.settings.early_stop_min_delta)
+            news = True
+        if calendar.answers(done, chosen) and self._answer(engine, done):
+            chosen.sampled = done
+            news = True
+        early = calendar.stops(chosen)
+        due = calendar.saves(done) or early or self._stop
+        if (news and due) or (best and self.settings.keep_best):
+            self._save(done)
+        if self._audience.notes[self._noted :]:
+            self._write_record()
+        return early
 
     def _warm_up(self, engine: Engine, index: int) -> None:
         """Run the largest step twice before the first one, so that what will not fit fails now.
@@ -273,25 +286,25 @@ class Trainer:
         wanted = self.device.type == "cuda" if self.settings.warm_up is None else self.settings.warm_up
         if not wanted:
             return
-        start = time.perf_counter()
+        watch = Stopwatch()
         for _ in range(WARM_UP_PASSES):
             output = engine.step(self._largest, index)
             torch.stack(output.losses).tolist()  # waits for the device
         engine.take_statistics()  # its copies are not the first step's
-        self._measure_context()
-        self._tell(
+        self._memory.measure_context()
+        self._audience.tell(
             "on_warm_up",
             WarmUpEvent(
                 tokens=num_positions(self._largest),
                 longest=shape_of(self._largest).tokens,
-                seconds=time.perf_counter() - start,
-                peak_device_bytes=self._peak_device_bytes(),
+                seconds=watch.seconds,
+                peak_device_bytes=self._memory.peak_device_bytes(),
             ),
         )
 
     def _train_step(self, engine: Engine, index: int, *, is_first: bool) -> None:
         assert self._optimizer is not None
-        start = time.perf_counter()
+        watch = Stopwatch()
         micro_batches = self.steps.step(index)
         output = engine.step(micro_batches, index)
         norm = self._optimizer.clip()
@@ -302,11 +315,11 @@ class Trainer:
         )
         if is_first:
             check_first_gradients(engine.model.bank)
-            self._measure_context()
+            self._memory.measure_context()
         copies = engine.take_statistics()
         learning_rate = self._optimizer.learning_rate
         self._optimizer.step()
-        seconds = time.perf_counter() - start
+        seconds = watch.seconds
         tokens = num_positions(micro_batches)
         self._max_positions = max(self._max_positions, tokens)
         event = StepEvent(
@@ -317,14 +330,14 @@ class Trainer:
             tokens=tokens,
             supervised_tokens=output.supervised_tokens,
             seconds=seconds,
-            tokens_per_second=tokens / seconds,
+            tokens_per_second=per_second(tokens, seconds),
             h2d_bytes=copies.h2d_bytes,
             exposed_copy_seconds=copies.exposed_copy_seconds,
-            peak_device_bytes=self._peak_device_bytes(),
-            grown_host_bytes=max(0, int(psutil.Process().memory_info().rss) - self._host_bytes_before),
+            peak_device_bytes=self._memory.peak_device_bytes(),
+            grown_host_bytes=self._memory.grown_host_bytes(),
         )
         self._totals.add(event)
-        self._tell("on_step", event)
+        self._audience.tell("on_step", event)
 
     def evaluate(self, step: int = 0) -> EvalEvent | None:
         """Return the loss per supervised token of the held-out rows, or None without any. Changes no training bit.
@@ -332,145 +345,99 @@ class Trainer:
         Args:
             step: how many optimizer steps are done, for the reporters.
         """
-        if not self.evaluation:
-            return None
-        engine = self.load()
-        start = time.perf_counter()
-        total, count = 0.0, 0
-        for group in group_for_evaluation(self.evaluation, self._max_positions):
-            loss_sum, supervised = engine.evaluate(group)
-            total, count = total + loss_sum, count + supervised
-        if count == 0:
-            raise UserError(
-                explain("Nothing to evaluate", expected="supervised tokens in the held-out rows", got="none")
-            )
-        engine.take_statistics()  # an evaluation's copies are not the next step's
-        event = EvalEvent(
+        return self._evaluate(self.load(), step, lambda: False) if self.evaluation else None
+
+    def _evaluate(self, engine: Engine, step: int, stopping: Callable[[], bool]) -> EvalEvent | None:
+        event = evaluate_rows(
+            engine,
+            self.evaluation,
             step=step,
-            eval_loss=total / count,
-            eval_supervised_tokens=count,
-            eval_seconds=time.perf_counter() - start,
+            max_positions=self._max_positions,
+            checkpoint=self._checkpoint,
+            stopping=stopping,
         )
-        self._eval_loss = event.eval_loss
-        self._tell("on_eval", event)
+        if event is not None:
+            self._audience.tell("on_eval", event)
         return event
+
+    def _answer(self, engine: Engine, step: int) -> bool:
+        """Answer the sample prompts; return False if a signal came before the last of them."""
+        assert self._samples is not None
+        events = answer_prompts(engine, self._samples, step=step, stopping=lambda: self._stop)
+        for event in events or ():
+            self._audience.tell("on_sample", event)
+        return events is not None
 
     # ---- saving
 
     def _prepare_output(self) -> None:
         """Empty a folder that is to be overwritten, and prove that a save works before the first step."""
         assert self._optimizer is not None
+        sweep_leftovers(self.output)
         if self.settings.overwrite:
-            prepare_output_folder(self.output, overwrite=True, owned=OWNED)
+            owned = (*OWNED, *self._audience.owned())
+            prepare_output_folder(self.output, overwrite=True, owned=owned)
         # One more than is kept: the oldest goes only when the newest is complete.
-        needed = (self.settings.keep_checkpoints + 1) * state_bytes(self.engine, self._optimizer)
+        needed = (self.settings.keep_checkpoints + 1 + self.settings.keep_best) * state_bytes(
+            self.engine, self._optimizer
+        )
         check_free_space(self.output, needed, "the run's checkpoints")
         dry_save(self.output, self.model, self.engine)
+        if self._resumed is not None:
+            self._prune(self._resumed[0].step)  # what a killed run saved and had no time to prune
 
     def _save(self, step: int) -> None:
         assert self._optimizer is not None
-        start = time.perf_counter()
-        meta = {"fingerprint": self.fingerprint}
+        watch = Stopwatch()
+        meta = {"fingerprint": self.fingerprint, "selection": self._selection.record()}
         self._checkpoint = save_state(self.output, step, self.engine, self._optimizer, meta)
-        prune(self.output, self.settings.keep_checkpoints)
-        self._tell(
-            "on_checkpoint",
-            CheckpointEvent(step=step, path=self._checkpoint, seconds=time.perf_counter() - start),
+        self._saved_step = step
+        if self.settings.keep_best:
+            # Named before what was best until now may go.
+            write_best(self.output, self._selection)
+        self._prune(step)
+        self._audience.tell(
+            "on_checkpoint", CheckpointEvent(step=step, path=self._checkpoint, seconds=watch.seconds)
         )
 
-    def _finish(self, done: int, record: dict[str, Any]) -> RunResult:
-        adapter, report = save_final_adapter(self.output, self.model, self.engine)
-        result = self._result(done, interrupted=False, adapter=adapter, adapter_report=report)
-        return self._conclude(result, record)
+    def _prune(self, step: int) -> None:
+        spared = self._selection.best_step if self.settings.keep_best else None
+        prune(self.output, self.settings.keep_checkpoints, spared=spared, newest=step)
 
-    def _conclude(self, result: RunResult, record: dict[str, Any]) -> RunResult:
-        atomic_write_json(self.output / RUN_FILE, {**record, "result": flatten(result)})
-        self._tell("on_end", result)
+    def _finish(self, done: int, early: bool) -> RunResult:
+        step, lent = done, contextlib.ExitStack()
+        if self.settings.keep_best and self._selection.best_step not in (None, done):
+            step = int(self._selection.best_step or 0)
+            lent.enter_context(weights_of(checkpoint_folder(self.output, step), self.engine))
+        with lent:
+            adapter, report = save_final_adapter(self.output, self.model, self.engine)
+        made = {"adapter": adapter, "adapter_report": report, "adapter_step": step, "stopped_early": early}
+        return self._conclude(self._result(done, interrupted=False, **made))
+
+    def _conclude(self, result: RunResult) -> RunResult:
+        self._write_record(result=flatten(result))
+        self._audience.tell("on_end", result)
+        if self._audience.notes[self._noted :]:
+            self._write_record(result=flatten(result))
         return result
 
-    def _record(self) -> dict[str, Any]:
-        model, settings = self.model, self.settings
-        timeline = timeline_record(model.meta, model.numerics, self.planned, self.device.type)
-        return {
-            **self._run_record,
-            "model": {
-                "name": model.name,
-                "architecture": model.meta.architecture.name,
-                "status": model.verdict.status,
-                "registered_by": model.verdict.distribution,
-                "receipts": [flatten(receipt) for receipt in model.verdict.receipts],
-                "platform": platform_status(model.verdict.receipts, self.device),
-            },
-            "num_blocks": len(model.meta.blocks),
-            "device": describe_device(self.device),
-            "fingerprint": self.fingerprint,
-            **planned_record(self.planned, self.with_one_more_gb),
-            "predicted_timeline": timeline,
-            "settings": flatten(settings),
-            "notes": list(self.notes),
-        }
+    def _write_record(self, **more: Any) -> None:
+        """Write ``run.json``, with what the reporters' faults have to say by now."""
+        self._noted = len(self._audience.notes)
+        notes = [*self.notes, *self._audience.notes]
+        atomic_write_json(self.output / RUN_FILE, {**self._record, "notes": notes, **more})
 
-    def _result(self, done: int, *, interrupted: bool, **adapter: Any) -> RunResult:
-        totals = self._totals
-        return RunResult(
-            steps=done,
+    def _result(self, done: int, *, interrupted: bool, **made: Any) -> RunResult:
+        return make_result(
+            done,
             interrupted=interrupted,
-            adapter=adapter.get("adapter"),
-            adapter_report=adapter.get("adapter_report"),
+            totals=self._totals,
+            chosen=self._selection,
+            memory=self._memory,
+            planned=self.planned,
             checkpoint=self._checkpoint,
-            first_loss=totals.first_loss,
-            last_loss=totals.last_loss,
-            eval_loss=self._eval_loss,
-            tokens=totals.tokens,
-            supervised_tokens=totals.supervised_tokens,
-            seconds=totals.seconds,
-            h2d_bytes=totals.h2d_bytes,
-            exposed_copy_seconds=totals.exposed_copy_seconds,
-            peak_device_bytes=self._peak_device_bytes(),
-            peak_host_bytes=peak_host_bytes(),
-            grown_host_bytes=max(0, peak_host_bytes() - self._host_bytes_before),
-            step_seconds=totals.median_seconds(),
-            predicted_device_bytes=self.planned.prediction.device_bytes,
-            predicted_host_bytes=self.planned.prediction.host_bytes,
-            predicted_step_seconds=self.planned.time.seconds,
+            **made,
         )
 
-    # ---- helpers
-
-    def _peak_device_bytes(self) -> int | None:
-        """Return context and highest reservation, which is what the card had to have."""
-        if self.device.type != "cuda":
-            return None
-        return self._context_bytes + torch.cuda.max_memory_reserved(self.device)
-
-    def _measure_context(self) -> None:
-        """Once graphs are captured and modules loaded, look at what the process holds besides its allocator."""
-        if self.device.type == "cuda":
-            self._context_bytes = context_bytes(self.device)
-
-    def _describe_largest(self) -> str:
-        shape = shape_of(self._largest)
-        rows = [row for batch in self._largest for row in getattr(batch, "row_ids", ())]
-        named = f", rows {rows}" if rows else ""
-        size = f"{shape.micro_batch_size} x {shape.tokens}"
-        return f"{shape.num_micro_batches} micro-batches of up to {size} tokens{named}"
-
-    def _tell(self, method: str, *arguments: Any) -> None:
-        for reporter in self.reporters:
-            getattr(reporter, method)(*arguments)
-
-    @contextlib.contextmanager
-    def _explaining_out_of_memory(self) -> Iterator[None]:
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise BudgetError(
-                explain(
-                    f"{describe_device(self.device)} ran out of memory",
-                    expected=f"room for what was predicted: {list_terms(self.planned.prediction.device)}",
-                    got=" ".join(str(error).split()),
-                    where=f"the largest step: {self._describe_largest()}",
-                    next_step="Lower `micro_batch_size`, `max_length` or `vram`; the last checkpoint is "
-                    + (f"{self._checkpoint}" if self._checkpoint else "none yet"),
-                )
-            ) from error
+    def _explaining_out_of_memory(self) -> AbstractContextManager[None]:
+        return explaining_out_of_memory(self.device, self.planned, self._largest, lambda: self._checkpoint)
