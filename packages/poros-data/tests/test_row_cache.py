@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
-from poros_data import DataError, RowSettings, load_dataset
+from poros_data import RowSettings, load_dataset
 from poros_data.cache import RowCache
 from poros_data.encode import Encoder
 
@@ -75,10 +76,27 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(write, tokenizer, tmp_
     assert not (tmp_path / "rows").exists()
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(write, tokenizer, tmp_path):
+def test_a_folder_that_cannot_be_written_to_costs_a_warning_only(write, tokenizer, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"Cannot keep tokenized rows: .*Name another `cache_dir`"):
-        load(write(CHAT), tokenizer, tmp_path / "file" / "rows")
+    path = write(CHAT)
+    with pytest.warns(UserWarning, match=r"Cannot keep tokenized rows.*name another `cache_dir`"):
+        found = load(path, tokenizer, tmp_path / "file" / "rows")
+    assert found.rows == load(path, tokenizer, None).rows
+
+
+def test_a_half_written_file_of_a_killed_process_is_swept_and_one_that_is_being_written_is_not(
+    write, tokenizer, tmp_path
+):
+    fcntl = pytest.importorskip("fcntl")
+    dead, busy, young = (tmp_path / f".rows-{name}" for name in ("dead", "busy", "young"))
+    for path in (dead, busy, young):
+        path.write_bytes(b"half")
+    for path in (dead, busy):
+        os.utime(path, (0, 0))
+    with busy.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        load(write(CHAT), tokenizer, tmp_path)
+    assert [path.exists() for path in (dead, busy, young)] == [False, True, True]
 
 
 def save_and_load(folder: str, barrier, results) -> None:

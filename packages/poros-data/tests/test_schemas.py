@@ -99,6 +99,15 @@ def test_an_unknown_format_names_the_keys_the_formats_and_the_nearest_one():
         ({"question": "a", "answer": "b"}, "rename `question` to `instruction`, rename `answer` to `output`"),
         ({"prompt": "a", "chosen": "b"}, "Nearest is `prompt-completion`: add `completion`"),
         ({"data": [{"text": "a"}]}, "jq -c '.data[]' FILE > rows.jsonl"),
+        ({"samples": [{"role": "assistant", "content": "a"}]}, "Rename `samples` to `messages`"),
+        (
+            {"input": [{"role": "user", "content": "a"}], "ideal": "b"},
+            """jq -c '{messages: (.input + [{role: "assistant", content: .ideal}])}' FILE > rows.jsonl""",
+        ),
+        (
+            {"input": [{"role": "user", "content": "a"}], "ideal": ["b", "c"]},
+            """jq -c '{messages: (.input + [{role: "assistant", content: .ideal[0]}])}' FILE > rows.jsonl""",
+        ),
         ({"a": 1}, "Rename the columns to one of these formats"),
         ({}, "Rename the columns to one of these formats"),
     ],

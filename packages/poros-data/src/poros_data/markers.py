@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from poros_data.errors import DataError, explain
+from poros_data.limits import bounded_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,18 +61,21 @@ def render(
     """Render a conversation in one piece, with ``template`` or else the tokenizer's own one.
 
     Raises:
-        DataError: the template raises; its own words are in the message.
+        DataError: the template raises (its own words are in the message), or takes too much time or memory.
     """
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                chat_template=template,
-                tokenize=False,
-                **switches,
+        with bounded_template():
+            return str(
+                tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=[dict(tool) for tool in tools] or None,
+                    chat_template=template,
+                    tokenize=False,
+                    **switches,
+                )
             )
-        )
+    except DataError:
+        raise
     except Exception as error:  # a template is a program: it may fail in any way
         raise DataError(
             f"The chat template refuses the conversation: {type(error).__name__}: {error}."

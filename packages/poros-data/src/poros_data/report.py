@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Count", "DataReport", "SourceReport"]
+__all__ = ["NOTHING_LEFT", "NOTHING_SUPERVISED", "TOO_LONG", "Count", "DataReport", "SourceReport"]
+
+# Why rows are dropped.
+TOO_LONG = "longer than max_length"
+NOTHING_LEFT = "no supervised token left after truncation"
+NOTHING_SUPERVISED = "no supervised token"
+# What to do about it; the first one that a reason begins with.
+NEXT_STEPS = (
+    (TOO_LONG, "raise `max_length`, or cut rows with `rows.truncation`"),
+    (NOTHING_LEFT, "raise `max_length`, or keep the other end with `rows.truncation`"),
+    (NOTHING_SUPERVISED, "give them an assistant turn with text"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +120,8 @@ class DataReport:
                 names = ", ".join(source.ignored[:3]) + (", ..." if len(source.ignored) > 3 else "")
                 lines.append(f"no data in {len(source.ignored)} files of {source.name}: {names}")
         lines += [
-            f"dropped {c.count} rows: {reason} (first: {c.first})" for reason, c in self.dropped.items()
+            f"dropped {c.count} rows: {reason} (first: {c.first}){_next_step(reason)}"
+            for reason, c in self.dropped.items()
         ]
         lines += [
             f"{policy} cut {c.count} rows, {self.cut_tokens} tokens left out (first: {c.first})"
@@ -140,3 +152,8 @@ class DataReport:
         return DataReport(
             **{**values, "warnings": tuple(values["warnings"]), "notes": tuple(values["notes"])}
         )
+
+
+def _next_step(reason: str) -> str:
+    # A record may come from another version.
+    return next((f"; {step}" for beginning, step in NEXT_STEPS if reason.startswith(beginning)), "")

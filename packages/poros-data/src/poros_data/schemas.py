@@ -112,8 +112,26 @@ def _nearest(row: Mapping[str, Any]) -> str:
         return best[1]
     for key, value in row.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            if all("role" in item for item in value):
+                return _turns_without_answer(row, key) or f"Rename `{key}` to `messages`: it holds turns"
             return f"If the rows are what stands in `{key}`: `jq -c '.{key}[]' FILE > rows.jsonl`"
     return "Rename the columns to one of these formats (docs/data.md shows a row of each)"
+
+
+def _turns_without_answer(row: Mapping[str, Any], key: str) -> str | None:
+    """Say how an evaluation row, whose answer stands beside its turns, becomes a conversation; None if it is none."""
+    if row[key][-1]["role"] == "assistant":
+        return None
+    for other, value in row.items():
+        answer = value[0] if isinstance(value, list) and value else value
+        if other != key and isinstance(answer, str):
+            path = f".{other}[0]" if isinstance(value, list) else f".{other}"
+            turn = f'{{role: "assistant", content: {path}}}'
+            return (
+                f"`{key}` holds turns without an answer; if `{other}` is the answer: "
+                f"`jq -c '{{messages: (.{key} + [{turn}])}}' FILE > rows.jsonl`"
+            )
+    return None
 
 
 def _similar(column: str, row: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from poros_data.encode import Encoded
 from poros_data.errors import DataError, explain
-from poros_data.report import Count, DataReport, SourceReport
+from poros_data.report import NOTHING_LEFT, NOTHING_SUPERVISED, TOO_LONG, Count, DataReport, SourceReport
 from poros_data.rows import Row
 from poros_data.sources import DataFile
 from poros_data.truncation import fit
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Tally"]
-
-NOTHING_SUPERVISED = "no supervised token"
-NOTHING_LEFT = "no supervised token left after truncation"
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class Tally:
         if self.policy != "error":
             pieces = fit(encoded, policy=self.policy, max_length=self.max_length, bos=self.bos)
         if not pieces:
-            reason = f"longer than max_length {self.max_length}"
+            reason = f"{TOO_LONG} {self.max_length}"
             self._drop(row, reason, f"{len(row.input_ids)} tokens")
             return []
         kept = [Row(ids, labels, row.line, row.file) for ids, labels in pieces]
