@@ -10,8 +10,7 @@ from transformers import Gemma3Config, Gemma3TextConfig
 
 from poros.architecture import blockwise_arch_check
 from poros.determinism import configure
-from poros.errors import ArchitectureError, ConfigError
-from poros.interfaces import ParityCase
+from poros.errors import ArchitectureError
 from poros.parity.case_run import case_meta, start_case
 from poros.plugins import load_registry
 from poros.run import describe_model
@@ -63,9 +62,3 @@ def test_a_wrapper_around_another_text_model_is_refused() -> None:
 def test_a_real_shape_has_one_kind_per_attention() -> None:
     _, _, meta = describe_model(real_config("gemma-3-27b", 6))
     assert [kind.blocks for kind in meta.kinds] == [(0, 1, 2, 3, 4), (5,)]
-
-
-@pytest.mark.parametrize("case", [PARITY_CASES[0], PARITY_CASES[-1]], ids=lambda case: case.architecture)
-def test_compiled_blocks_are_refused_until_their_gate_holds(case: ParityCase) -> None:
-    with pytest.raises(ConfigError, match="cannot be compiled yet"):
-        case_meta(replace(case, blocks="compiled"), load_registry())

@@ -244,3 +244,29 @@ def test_both_layouts_of_a_wrapper_s_checkpoint_are_read(prefix: str, folder: Pa
 
     opened = poros.open_model(changed(folder, tmp_path / "renamed", rename))
     assert opened.source.shape("model.norm.weight") == (32,)
+
+
+@pytest.mark.filterwarnings("ignore:EXPERIMENTAL:UserWarning")
+def test_the_drop_in_module_saves_for_the_class_that_auto_gives(
+    folder: Path, adapter: tuple[Path, Any], tmp_path: Path
+) -> None:
+    module = poros.streamed_model(
+        folder,
+        quantization="bf16_bitwise",
+        lora=LoraSettings(rank=2, blocks=(0, 2)),
+        numerics=FLOAT32,
+        device="cpu",
+    ).train()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.05)
+    module.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert saved.keys() == load_file(adapter[0] / "adapter_model.safetensors").keys()
+    stock = Gemma3ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    stock = PeftModel.from_pretrained(stock, tmp_path)
+    ids = rows().input_ids[:, :5]
+    # Gemma's processors hand over token types; those of text are zeros.
+    found = module(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits
+    assert (found - stock(input_ids=ids).logits).abs().max() < FLOAT32_TOLERANCE

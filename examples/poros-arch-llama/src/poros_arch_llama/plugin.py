@@ -1,10 +1,11 @@
 """What the entry point of the group `poros` names."""
 
 from poros import hookimpl
-from poros_arch_llama.architectures import Llama
 
 
 @hookimpl
-def poros_register_architectures() -> list[type[Llama]]:
+def poros_register_architectures() -> list[type]:
     """Register ``llama``."""
+    from poros_arch_llama.architectures import Llama  # not before it is asked for: torch comes with it
+
     return [Llama]

@@ -23,8 +23,6 @@ class Gemma3(DecoderArchitecture):
     name: ClassVar[str] = "gemma3"
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
     packs_rows: ClassVar[bool] = True
-    # The gate failed on an H200 (torch 2.11, 2026-11-30), and the cause is not known yet.
-    compiles_blocks: ClassVar[bool] = False
     # The vision tower and what joins it to the text model.
     ignored_tensors: ClassVar[tuple[str, ...]] = (
         *DecoderArchitecture.ignored_tensors,

@@ -41,8 +41,6 @@ class Gemma4(DecoderArchitecture):
     name: ClassVar[str] = "gemma4"
     model_types: ClassVar[tuple[str, ...]] = ("gemma4_text", "gemma4")
     packs_rows: ClassVar[bool] = True
-    # The gate failed on an H200 (torch 2.11, 2026-11-30), and the cause is not known yet.
-    compiles_blocks: ClassVar[bool] = False
     rope_types: ClassVar[tuple[str, ...]] = ("default", "linear", "proportional")
     # The towers and what joins them to the text model.
     ignored_tensors: ClassVar[tuple[str, ...]] = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from poros import hookimpl
-from poros.interfaces import Architecture, ParityCase
-from poros_arch_gemma.architectures import Gemma3, Gemma4
+
+if TYPE_CHECKING:
+    from poros.interfaces import Architecture, ParityCase
 
 __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 
@@ -14,6 +16,8 @@ __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 @hookimpl
 def poros_register_architectures() -> Sequence[type[Architecture]]:
     """Register ``gemma3`` and ``gemma4``."""
+    from poros_arch_gemma.architectures import Gemma3, Gemma4
+
     return (Gemma3, Gemma4)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from poros import hookimpl
-from poros.interfaces import Architecture, ParityCase
-from poros_arch_qwen.architectures import Qwen2, Qwen3, Qwen3_5
+
+if TYPE_CHECKING:
+    from poros.interfaces import Architecture, ParityCase
 
 __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 
@@ -14,6 +16,8 @@ __all__ = ["poros_register_architectures", "poros_register_parity_cases"]
 @hookimpl
 def poros_register_architectures() -> Sequence[type[Architecture]]:
     """Register ``qwen2``, ``qwen3`` and ``qwen3_5``."""
+    from poros_arch_qwen.architectures import Qwen2, Qwen3, Qwen3_5
+
     return (Qwen2, Qwen3, Qwen3_5)
 
 
