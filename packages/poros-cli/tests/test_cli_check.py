@@ -179,7 +179,7 @@ def test_a_budget_is_planned_for_and_the_plan_explained(
     assert cli.run(arguments) == 0
     out = " ".join(capsys.readouterr().out.split())
     for text in (
-        "Plan for 4 x 1 x 256 tokens a step",
+        "Plan for 4 x 1 x 256 tokens a step, times at assumed rates",
         "2.00 GB (the `vram` budget)",
         "predicted step",
         "binding resource",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 
 from poros.blocks import host_memory
 from poros.errors import PluginError
-from poros.plugins import load_registry
+from poros.hookspecs import hookimpl
+from poros.plugins import load_plugins, load_registry
 from poros_cli import main as cli
 from poros_cli.doctor import probes
 from poros_cli.doctor.facts import collect_facts
@@ -169,6 +171,16 @@ def test_broken_plugin_is_a_problem_beside_everything_else() -> None:
     facts = collect_facts(PluginError("Plugin `x` of distribution `y` failed"), "cpu", 0)
     assert facts["problems"] == ["Plugin `x` of distribution `y` failed"]
     assert {plugin["status"] for plugin in facts["plugins"]} == {"not loaded"}
+    assert facts["nf4"]["ok"]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_hook_that_raises_is_a_problem_beside_everything_else() -> None:
+    plugin = ModuleType("x")
+    plugin.poros_register_architectures = hookimpl(lambda: 1 / 0)  # type: ignore[attr-defined]
+    facts = collect_facts(load_plugins([("x", "dist-x", plugin)]), "cpu", 0)
+    (problem,) = facts["problems"]
+    assert "`poros_register_architectures` of distribution `dist-x` failed" in problem
     assert facts["nf4"]["ok"]
 
 

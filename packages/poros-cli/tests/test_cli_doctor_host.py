@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from poros.run.memory import PROCESS_RESERVE_BYTES
 from poros_cli.doctor.host import host_facts, in_container, in_wsl, memlock_limit_bytes
 from poros_cli.doctor.versions import driver_version, versions
 
@@ -23,9 +24,9 @@ def write(root: Path, path: str, text: object) -> None:
     (root / path).write_text(f"{text}\n")
 
 
-def test_usable_memory_is_what_the_cgroup_leaves(root: Path) -> None:
+def test_usable_memory_is_what_the_cgroup_leaves_above_the_reserve(root: Path) -> None:
     write(root, "proc/self/cgroup", "0::/")
-    write(root, "sys/fs/cgroup/memory.max", 2**20)
+    write(root, "sys/fs/cgroup/memory.max", 2**20 + PROCESS_RESERVE_BYTES)
     write(root, "sys/fs/cgroup/memory.current", 2**19)
     assert host_facts(root)["usable_bytes"] == 2**19
 

@@ -17,9 +17,16 @@ from poros_cli.quickstart import prepare
 from poros_cli.run_options import FLAGS, config_arguments, config_from
 
 THREE = ("--model", "m", "--data", "d", "--output", "o")
+# What a flag needs beside it.
+COMPANIONS = {
+    "--eval-every": ("--eval-data", "e"),
+    "--keep-best": ("--eval-data", "e", "--eval-every", "5"),
+    "--early-stop-patience": ("--eval-data", "e", "--eval-every", "5"),
+}
 VALUES = {
     "--resume": None,
     "--overwrite": None,
+    "--keep-best": None,
     "--residency": "resident",
     "--order": "micro-batch-major",
     "--vram": "5GiB",
@@ -58,7 +65,7 @@ def test_every_flag_changes_its_setting(flag: Any) -> None:
     text = VALUES.get(
         flag.flag, "cpu" if flag.flag == "--device" else "5" if flag.type is not float else "0.5"
     )
-    extra = ("--eval-data", "e") if flag.flag == "--eval-every" else ()
+    extra = COMPANIONS.get(flag.flag, ())
     config = parse(*THREE, *extra, flag.flag, *([] if text is None else [text]))
     assert config != parse(*THREE, *extra)
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -31,8 +32,8 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     def register(body: Callable[[], Any]) -> None:
         plugin = ModuleType("third_party")
         plugin.poros_register_commands = hookimpl(lambda: [click.Command("go", callback=body)])  # type: ignore[attr-defined]
-        load = plugins.load_registry
-        monkeypatch.setattr(plugins, "load_registry", lambda: load([("go", "third-party", plugin)]))
+        load = plugins.load_plugins
+        monkeypatch.setattr(plugins, "load_plugins", lambda: load([("go", "third-party", plugin)]))
 
     monkeypatch.delenv("POROS_DEBUG", raising=False)
     return register
@@ -122,7 +123,7 @@ def test_broken_plugin_is_one_clear_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        plugins, "load_registry", raising(PluginError("Plugin `x` of distribution `y` failed"))
+        plugins, "load_plugins", raising(PluginError("Plugin `x` of distribution `y` failed"))
     )
     assert cli.run(["train"]) == 2
     assert capsys.readouterr().err == "Error: Plugin `x` of distribution `y` failed\n"
@@ -132,7 +133,7 @@ def test_doctor_works_beside_a_broken_plugin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        plugins, "load_registry", raising(PluginError("Plugin `x` of distribution `y` failed"))
+        plugins, "load_plugins", raising(PluginError("Plugin `x` of distribution `y` failed"))
     )
     seen: list[Any] = []
     stub = click.Command("doctor", callback=lambda: seen.append(click.get_current_context().obj))
@@ -149,30 +150,87 @@ def test_unknown_command_mentions_limited_plugins(
     assert "`POROS_PLUGINS=quant` limits the plugins" in capsys.readouterr().err
 
 
-HELP = """
+QUICK = """
 import atexit, sys
 from poros_cli import main
-heavy = ("bitsandbytes", "transformers", "peft", "torch._dynamo")
-atexit.register(lambda: print("loaded", [name for name in heavy if name in sys.modules], file=sys.stderr))
-sys.argv = ["poros", "--help"]
+slow = ("torch", "transformers", "peft", "datasets", "bitsandbytes", "numpy", "pyarrow")
+atexit.register(lambda: print("loaded", [name for name in slow if name in sys.modules], file=sys.stderr))
 main.main()
 """
 
 
-@pytest.fixture(scope="module")
-def help_into_closed_pipe() -> subprocess.CompletedProcess[str]:
+def poros(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own; its last line on stderr names the slow libraries that it imported."""
+    command = [sys.executable, "-c", QUICK, *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+def test_closed_pipe_is_quiet() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    done = subprocess.run([sys.executable, "-c", HELP], stdout=write_end, stderr=subprocess.PIPE, text=True)
+    done = poros("--help", stdout=write_end)
     os.close(write_end)
-    return done
+    assert done.stderr == "loaded []\n"
+    assert done.returncode == 1
 
 
-def test_closed_pipe_is_quiet(help_into_closed_pipe: subprocess.CompletedProcess[str]) -> None:
-    assert help_into_closed_pipe.stderr.startswith("loaded")
-    assert help_into_closed_pipe.stderr.count("\n") == 1
-    assert help_into_closed_pipe.returncode == 1
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "Fine-tune LoRA adapters"),
+        (["--version"], 0, "poros, version"),
+        (["train", "--help"], 0, "[default: 1024]"),
+        (["data", "preview", "--help"], 0, "truncate-left"),
+        (["config", "init", "new.yaml"], 0, "Wrote new.yaml"),
+        (["nope"], 2, "No such command 'nope'"),
+        (["train", "--nope"], 2, "No such option '--nope'"),
+        (["check"], 2, "Missing argument 'MODEL'"),
+        (["train", "--set", "lora.rang=8"], 2, "Did you mean `lora.rank`?"),
+        (["train", "absent.yaml"], 2, "Cannot read the config"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_needs_no_model_is_answered_without_slow_libraries(
+    arguments: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = poros(*arguments)
+    assert said in done.stdout + done.stderr
+    assert done.stderr.splitlines()[-1] == "loaded []"
+    assert done.returncode == code
 
 
-def test_help_loads_no_heavy_library(help_into_closed_pipe: subprocess.CompletedProcess[str]) -> None:
-    assert help_into_closed_pipe.stderr == "loaded []\n"
+BARS = """
+from poros_cli import main
+
+def bars(arguments):
+    from huggingface_hub.utils import tqdm as hub
+    from tqdm.auto import tqdm
+    from transformers.utils import logging
+
+    for bar in (hub, tqdm, logging.tqdm):
+        list(bar(range(3)))
+    return 0
+
+main.run = bars
+main.main()
+"""
+
+
+def test_bars_of_libraries_stay_out_of_a_pipe() -> None:
+    done = subprocess.run([sys.executable, "-c", BARS], stderr=subprocess.PIPE, check=True)
+    assert done.stderr == b""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pty is for Unix")
+def test_bars_of_libraries_are_shown_on_a_terminal() -> None:
+    import pty
+    import termios
+
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 80))
+    subprocess.run([sys.executable, "-c", BARS], stderr=end, check=True)
+    os.close(end)
+    shown = os.read(terminal, 10_000)
+    os.close(terminal)
+    assert shown.count(b"3/3") >= 3

@@ -57,6 +57,39 @@ def test_nearest_name(path: str, expected: str) -> None:
     assert nearest(path) == expected
 
 
+@pytest.mark.parametrize("path", ["lora.use_dora", "use_dora", "peft_use_dora"])
+def test_dora_is_refused_by_name_with_the_reason(tmp_path: Path, path: str) -> None:
+    section, _, leaf = path.rpartition(".")
+    line = f"{section}: {{{leaf}: true}}" if section else f"{leaf}: true"
+    (tmp_path / "run.yaml").write_text(f"model: m\ndata: d\noutput: o\n{line}\n")
+    with pytest.raises(
+        ConfigError, match=rf"`{path}` \(.*run\.yaml:4.*DoRA is not offered: it trains a magnitude"
+    ):
+        load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "field", "value"),
+    [
+        ("optimizer.name=adamw_8bit", "optimizer", "name", "adamw_8bit"),
+        ("optimizer.lora_plus_ratio=16", "optimizer", "lora_plus_ratio", 16.0),
+        ("numerics.neftune_alpha=5", "numerics", "neftune_alpha", 5.0),
+        ("lora.use_rslora=true", "lora", "use_rslora", True),
+        ("lora.init_from=runs/first", "lora", "init_from", "runs/first"),
+    ],
+)
+def test_what_a_run_optimizes_with_can_be_set(override: str, section: str, field: str, value: object) -> None:
+    config = load_config(None, overrides=[override, "model=m", "data=d", "output=o"])
+    assert getattr(getattr(config, section), field) == value
+
+
+def test_a_schedule_without_its_decay_is_refused_with_its_place(tmp_path: Path) -> None:
+    text = "model: m\ndata: d\noutput: o\noptimizer:\n  schedule: warmup_stable_decay\n  decay_steps: 0\n"
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"`decay_steps`: expected a positive integer .*run\.yaml:6:3"):
+        load_config(tmp_path / "run.yaml")
+
+
 @pytest.mark.parametrize("name", ["vram", "ram"])
 @pytest.mark.parametrize("text", ["8", "8G", "viel", "-1GB"])
 def test_a_budget_that_is_no_size_is_refused_with_examples_and_its_place(

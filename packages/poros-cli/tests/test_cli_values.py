@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from poros.errors import ConfigError
-from poros_cli.values import convert, describe
+from poros_cli.values import Dtype, convert, describe
 
 
 def value(text: str, annotation: Any) -> Any:
@@ -32,7 +32,7 @@ def value(text: str, annotation: Any) -> Any:
         ("2024-01-01", str, "2024-01-01"),
         ("7", str, "7"),
         ("'no'", str, "no"),
-        ("bfloat16", torch.dtype, torch.bfloat16),
+        ("bfloat16", Dtype, torch.bfloat16),
         ("null", int | None, None),
         ("", int | None, None),
         ("3", int | None, 3),
@@ -77,7 +77,7 @@ def test_value_is_read_as_declared(text: str, annotation: Any, expected: Any) ->
         ("{a: x}", Mapping[str, int], "`key.a`: expected an integer"),
         ("{a: 1, a: 2}", Mapping[str, int], "expected each key once"),
         ("{[a]: 1}", Mapping[str, int], "expected a mapping"),
-        ("float16", torch.dtype, "expected bfloat16 or float32, got `float16`"),
+        ("float16", Dtype, "expected bfloat16 or float32, got `float16`"),
     ],
 )
 def test_value_that_would_change_its_meaning_is_refused(text: str, annotation: Any, message: str) -> None:

@@ -167,6 +167,23 @@ def test_an_interrupted_and_a_resumed_run_say_so(made: Path) -> None:
     assert "It was resumed after step 2." in report(made).text
 
 
+def test_a_run_that_stopped_early_says_so(made: Path) -> None:
+    change(made, lambda record: record["result"].update(stopped_early=True, steps=2))
+    assert "Stopped early after step 2 of 3: held-out loss no longer improved." in report(made).text
+
+
+def test_long_answers_are_shown_first_and_last_and_damaged_lines_are_left_out(made: Path) -> None:
+    sample = {"index": 0, "prompt": "Say <b>1</b>", "ended": True}
+    lines = [json.dumps({**sample, "step": step, "text": f"answer {step}\n<i>"}) for step in range(20)]
+    (made / "samples.jsonl").write_text("\n".join([*lines, "{", "[1]", '{"step": 3}', ""]))
+    text = report(made).text
+    assert "Say <b>1</b>" in text
+    assert "answer 0 <i>" in text
+    assert "answer 19 <i>" in text
+    assert "answer 5" not in text
+    assert "12 answers between the first and the last ones are left out" in text
+
+
 def test_a_run_that_failed_says_why(made: Path) -> None:
     def fail(record: dict[str, Any]) -> None:
         del record["result"]

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from poros.plugins import load_registry
 from poros_arch_qwen.architectures import Qwen2
+from poros_cli.assemble import assemble
+from poros_cli.config import RunConfig
 from poros_cli.main import run
 
 
@@ -95,3 +98,18 @@ def test_bad_settings_of_data_name_the_place(
     err = capsys.readouterr().err
     assert said in err
     assert f"--set {setting}" in err
+
+
+def test_held_out_rows_go_through_in_micro_batches_of_the_training(
+    saved_model: Path, rows: Path, tmp_path: Path
+) -> None:
+    config = RunConfig(
+        model=str(saved_model),
+        data=str(rows),
+        eval_data=str(rows),
+        output=str(tmp_path / "out"),
+        device="cpu",
+        micro_batch_size=5,
+    )
+    trainer = assemble(config, load_registry(), reporters=(), say=lambda line: None).trainer
+    assert [batch.input_ids.shape[0] for batch in trainer.evaluation] == [5, 5, 2]

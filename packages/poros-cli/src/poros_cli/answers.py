@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from rich.text import Text
 from transformers import TextStreamer
 
 from poros import determinism
+from poros.clock import Stopwatch, per_second
 from poros.errors import ConfigError, UserError, explain
 from poros.export import AdaptedModel, Adapter, find_adapter, open_with_adapter
 from poros.export.merging import DEFAULT_FORMAT
@@ -27,12 +28,21 @@ from poros.run.placement import plan_run
 from poros.settings import Numerics
 from poros_cli.adapted import base_of
 from poros_cli.plan_text import plan_sentence
+from poros_cli.terminal import printable
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
+from poros_data.limits import bounded_template
 
 __all__ = ["Answerer"]
 
 # Room for a prompt when the plan is made before one is known.
 PROMPT_TOKENS = 512
+
+
+class _Streamer(TextStreamer):
+    """Writes an answer as it comes; a terminal is shown escapes where it would obey, a file gets the text as it is."""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(printable(text) if sys.stdout.isatty() else text, stream_end)
 
 
 class Answerer:
@@ -89,7 +99,7 @@ class Answerer:
         end = self._tokenizer.eos_token_id
         self._own_stops = () if end is None else (end,)
         self._stops = stop_token_ids(opened.folder) or self._own_stops
-        settings = RunSettings(output=".", device=device, device_budget_bytes=vram_bytes)
+        settings = RunSettings(output=".", device=device, device_budget_bytes=vram_bytes, cache_dir=cache_dir)
         shape = StepShape(
             num_micro_batches=1,
             micro_batch_size=1,
@@ -135,9 +145,10 @@ class Answerer:
             UserError: the template refuses the conversation.
         """
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
-            )
+            with bounded_template():
+                text = self._tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=True, tokenize=False
+                )
         except Exception as error:  # a template raises what it wants
             raise UserError(f"The chat template refuses the conversation: {error}.") from error
         return self._answer(self._tokenizer(text, add_special_tokens=False)["input_ids"], self._own_stops)
@@ -152,10 +163,10 @@ class Answerer:
                 messages.append({"role": "assistant", "content": self.reply(messages)})
 
     def _answer(self, prompt: Sequence[int], more_stops: Collection[int]) -> str:
-        streamer = TextStreamer(self._tokenizer, skip_special_tokens=True)
+        streamer = _Streamer(self._tokenizer, skip_special_tokens=True)
         tokens: list[int] = []
-        start = time.perf_counter()
-        first = start
+        watch, rest = Stopwatch(), Stopwatch()
+        first = 0.0
         for token in stream_tokens(
             self._engine,
             prompt,
@@ -164,14 +175,18 @@ class Answerer:
             sampling=self._sampling,
         ):
             if not tokens:
-                first = time.perf_counter()
+                first, rest = watch.seconds, Stopwatch()
             tokens.append(token)
             streamer.put(torch.tensor([token]))
         streamer.end()
-        seconds = time.perf_counter() - first
+        seconds = rest.seconds
         ended = "stopped by --max-new-tokens" if len(tokens) == self._max_new_tokens else "ended by itself"
-        rate = f", {(len(tokens) - 1) / seconds:.2f} tokens/s after the first" if len(tokens) > 1 else ""
-        self._say(f"{len(prompt)} + {len(tokens)} tokens, {ended}; first after {first - start:.2f} s{rate}")
+        rate = (
+            f", {per_second(len(tokens) - 1, seconds):.2f} tokens/s after the first"
+            if len(tokens) > 1
+            else ""
+        )
+        self._say(f"{len(prompt)} + {len(tokens)} tokens, {ended}; first after {first:.2f} s{rate}")
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     @staticmethod

@@ -13,17 +13,19 @@ from poros.plugins import Registry
 from poros.run import OpenModel, Reporter, RunSettings, Trainer, open_model
 from poros.run.device import refuse_many_processes, resolve_device
 from poros.run.fingerprint import flatten
+from poros.run.reporters import make_reporters
 from poros.units import parse_size
 from poros_cli.config import RunConfig
 from poros_cli.gate_text import verdict_sentence
+from poros_cli.sample_prompts import read_prompts, sample_prompts
 from poros_cli.stop_token import stop_token_warnings
 from poros_cli.tokenizer import load_tokenizer, stop_token_ids
-from poros_data import Dataset, Sources, StepPlan, eval_batches, load_dataset, padding_id
+from poros_data import Dataset, Sources, StepPlan, eval_batches, hold_out, load_dataset, padding_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Assembled", "assemble"]
+__all__ = ["Assembled", "assemble", "run_settings"]
 
 # Inside `cache_dir`, beside the quantized stores.
 ROWS_FOLDER = "rows"
@@ -47,7 +49,7 @@ def assemble(
     Args:
         config: the settings.
         registry: the loaded plugins.
-        reporters: receive the run's events.
+        reporters: receive the run's events, before those that `report_to` names.
         say: shows a line to the user.
 
     Raises:
@@ -55,6 +57,8 @@ def assemble(
     """
     refuse_many_processes()
     device = resolve_device(config.device)
+    named = make_reporters(config.report_to, registry, Path(config.output).expanduser())
+    prompts = read_prompts(config.sample_prompts)
     # Asked here because reading rows may take a while; the trainer asks again and acts on it.
     prepare_output_folder(Path(config.output), resume=config.resume or config.overwrite)
     model = open_model(
@@ -73,6 +77,9 @@ def assemble(
     for warning in stop_token_warnings(model.folder, tokenizer, rows.report.last_supervised_id):
         say(f"warning: {warning}")
     held_out = _read(config.eval_data, model, tokenizer, config, say) if config.eval_data else None
+    if config.eval_fraction is not None:
+        rows, held_out = hold_out(rows, config.eval_fraction, seed=config.seed)
+        say(rows.report.notes[-1])
     pad_id = padding_id(tokenizer)
     batching: dict[str, Any] = {
         "micro_batch_size": config.micro_batch_size,
@@ -90,27 +97,13 @@ def assemble(
         packed_length=config.max_length if config.rows.packing else None,
         **batching,
     )
-    settings = RunSettings(
-        output=config.output,
-        device=config.device,
-        seed=config.seed,
-        save_every=config.save_every,
-        eval_every=config.eval_every,
-        keep_checkpoints=config.keep_checkpoints,
-        resume=config.resume,
-        overwrite=config.overwrite,
-        cache_dir=config.cache_dir,
-        device_budget_bytes=None if config.vram is None else parse_size(config.vram, "vram"),
-        host_budget_bytes=None if config.ram is None else parse_size(config.ram, "ram"),
-        optimizer=config.optimizer,
-        plan=config.plan,
-    )
     trainer = Trainer(
         model,
         steps,
-        settings,
+        run_settings(config),
         evaluation=eval_batches(held_out.rows, **batching) if held_out else (),
-        reporters=reporters,
+        samples=sample_prompts(prompts, tokenizer, model, config) if prompts else None,
+        reporters=(*reporters, *named),
         data_record={
             **rows.parts,
             **batching,
@@ -128,6 +121,29 @@ def assemble(
         },
     )
     return Assembled(trainer=trainer, model=model, tokenizer=tokenizer, rows=rows)
+
+
+def run_settings(config: RunConfig) -> RunSettings:
+    """Return what the trainer is told besides the model and its rows."""
+    return RunSettings(
+        output=config.output,
+        device=config.device,
+        seed=config.seed,
+        save_every=config.save_every,
+        eval_every=config.eval_every,
+        early_stop_patience=config.early_stop_patience,
+        early_stop_min_delta=config.early_stop_min_delta,
+        sample_every=config.sample_every,
+        keep_checkpoints=config.keep_checkpoints,
+        keep_best=config.keep_best,
+        resume=config.resume,
+        overwrite=config.overwrite,
+        cache_dir=config.cache_dir,
+        device_budget_bytes=None if config.vram is None else parse_size(config.vram, "vram"),
+        host_budget_bytes=None if config.ram is None else parse_size(config.ram, "ram"),
+        optimizer=config.optimizer,
+        plan=config.plan,
+    )
 
 
 def _num_epochs(config: RunConfig) -> int | None:
@@ -161,6 +177,8 @@ def _read(
     _check_vocabulary(dataset, int(model.meta.config.vocab_size))
     for line in dataset.report.lines():
         say(line)
+    if dataset.report.dropped:
+        say("`poros data preview` with this config shows the lengths of all rows")
     return dataset
 
 

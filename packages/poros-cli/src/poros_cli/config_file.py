@@ -5,6 +5,7 @@ Every message names the place: ``file:line:column``, the ``--set`` or the flag.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ import yaml
 
 from poros.errors import ConfigError, explain
 from poros_cli.config import RunConfig
-from poros_cli.schema import nearest, sections, settings
-from poros_cli.values import convert
+from poros_cli.schema import REFUSED, nearest, sections, settings
+from poros_cli.values import TAG, convert, dtype_name
 from poros_data import DataError
 
-__all__ = ["Given", "load_config", "resolve_config"]
+__all__ = ["Given", "config_from_mapping", "load_config", "resolve_config"]
 
 MERGE_KEY = "<<"
+# Where values of a Python program stand, in messages.
+PYTHON = "the given mapping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,54 @@ def resolve_config(
     return _build(given), given
 
 
+def config_from_mapping(values: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run that a Python program gives.
+
+    Args:
+        values: as a config file has them; a section may be its settings object, a path a `Path`, a dtype torch's own.
+
+    Raises:
+        ConfigError: see `resolve_config`.
+    """
+    given: dict[str, Given] = {}
+    for path, value in values.items():
+        kind = sections().get(path)
+        if kind is not None and isinstance(value, kind):
+            fields = {s.path: s.field for s in settings().values() if s.section == path}
+            given.update({p: Given(getattr(value, field), PYTHON) for p, field in fields.items()})
+        elif kind is not None:
+            given.update(_flatten(_section(path, _represent(path, value), PYTHON), f"{path}.", PYTHON))
+        else:
+            given[path] = Given(_convert(path, _represent(path, value), PYTHON, PYTHON), PYTHON)
+    _require_all(given, None)
+    return _build(given)
+
+
+class _Representer(yaml.SafeDumper):
+    """Python values as YAML nodes; text is quoted, so that "8" stays text."""
+
+    def represent_data(self, data: Any) -> yaml.Node:
+        name = dtype_name(data)
+        return super().represent_data(data) if name is None else self.represent_str(name)
+
+
+_Representer.add_representer(str, lambda dumper, text: dumper.represent_scalar(f"{TAG}str", text, style="'"))
+_Representer.add_multi_representer(Path, lambda dumper, path: dumper.represent_str(str(path)))
+
+
+def _represent(path: str, value: Any) -> yaml.Node:
+    try:
+        node: yaml.Node = _Representer(io.StringIO()).represent_data(
+            dict(value) if isinstance(value, Mapping) else value
+        )
+    except yaml.representer.RepresenterError as error:
+        got = f"a value of type {type(error.args[-1]).__name__}"
+        raise ConfigError(
+            explain(f"Bad setting `{path}`", expected="what a config file can hold", got=got, where=PYTHON)
+        ) from error
+    return node
+
+
 def _read_file(file: Path) -> dict[str, Given]:
     try:
         text = file.read_text(encoding="utf-8")
@@ -99,7 +150,8 @@ def _read_override(override: str) -> dict[str, Given]:
 def _compose(text: str, source: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    # Besides its own errors: an escape of no character, a number of thousands of digits, a hundred nested lists.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
         got = getattr(error, "problem", None) or str(error)
@@ -142,6 +194,8 @@ def _section(path: str, node: yaml.Node | None, where: str) -> yaml.MappingNode:
 def _convert(path: str, node: yaml.Node | None, where: str, key_where: str) -> Any:
     if path in settings():
         return convert(node, settings()[path].annotation, path, where)
+    if reason := REFUSED.get(path.rpartition(".")[2]):
+        raise ConfigError(f"Cannot use the setting `{path}` ({key_where}): {reason}.")
     if close := nearest(path):
         raise ConfigError(f"Unknown setting `{path}` ({key_where}). Did you mean `{close}`?")
     section = path.split(".")[0] if "." in path else ""
@@ -154,7 +208,7 @@ def _leaves(section: str) -> list[str]:
 
 
 def _place(node: yaml.Node, source: str) -> str:
-    if source.startswith("--set"):
+    if source.startswith("--set") or node.start_mark is None:
         return source
     return f"{source}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 

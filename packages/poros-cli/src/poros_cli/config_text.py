@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
-import torch
 import yaml
 
 from poros_cli.config import RunConfig
 from poros_cli.config_file import Given
 from poros_cli.schema import settings
+from poros_cli.values import dtype_name
 
 __all__ = ["resolved_lines", "template", "written_template"]
 
@@ -59,8 +59,8 @@ def resolved_lines(config: RunConfig, given: Mapping[str, Given]) -> Iterator[st
 
 
 def _in_yaml(value: Any) -> str:
-    if isinstance(value, torch.dtype):
-        value = str(value).removeprefix("torch.")
+    if (name := dtype_name(value)) is not None:
+        value = name
     elif isinstance(value, tuple):
         value = list(value)
     elif isinstance(value, Mapping):

@@ -13,6 +13,8 @@ import click
 
 __all__ = ["Poros", "main", "make_group", "run"]
 
+# A value of a damaged file that a message quotes may be as long as the file.
+MAX_MESSAGE_CHARACTERS = 4000
 DEBUG_VARIABLE = "POROS_DEBUG"
 EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -50,6 +52,10 @@ def main() -> None:
     # Before torch loads its threads: waiting ones that spin steal the cores of whatever else runs on a small machine (a
     # step of the quickstart took 2.5 times as long with two busy neighbours on two cores). Changes no bit.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if not sys.stderr.isatty():
+        # Bars of libraries (tqdm reads this when it is imported): in a file they are a line for every refresh.
+        for variable in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+            os.environ.setdefault(variable, "1")
     if not sys.warnoptions:
         # What libraries announce for their next versions is for developers: -W or PYTHONWARNINGS shows it.
         warnings.simplefilter("ignore", FutureWarning)
@@ -58,7 +64,9 @@ def main() -> None:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    from poros_cli.terminal import printable
+
+    click.echo(f"Warning: {printable(str(message), max_characters=MAX_MESSAGE_CHARACTERS)}", err=True)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,13 +109,13 @@ def make_group(commands: Mapping[str, click.Command]) -> Poros:
 
 
 def _invoke(arguments: list[str]) -> None:
-    from poros.errors import PluginError  # imports torch: not before errors are caught
-    from poros.plugins import load_registry
+    from poros.errors import PluginError
+    from poros.plugins import load_plugins
 
     group: Poros
     context: Any
     try:
-        context = load_registry()
+        context = load_plugins()
         commands = context.commands()
         group = make_group({name: commands[name].value for name in sorted(commands)})
     except PluginError as error:
@@ -123,15 +131,30 @@ def _invoke(arguments: list[str]) -> None:
 
 def _report(error: Exception) -> int:
     """Print an error and return its exit code. Errors raised on purpose carry ``exit_code``."""
+    from poros_cli.terminal import printable
+
     code = getattr(error, "exit_code", None)
+    if code is None and _is_out_of_host_memory(error):
+        message = (
+            "Host memory ran out. Free some, or raise the limit of this process, container or control group."
+        )
+        click.echo(f"Error: {message} ({' '.join(str(error).split()) or type(error).__name__})", err=True)
+        return EXIT_USER
+    said = printable(str(error), max_characters=MAX_MESSAGE_CHARACTERS)
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
     elif isinstance(code, int):
-        click.echo(f"{_label(error)}: {error}", err=True)
+        click.echo(f"{_label(error)}: {said}", err=True)
     else:
-        message = f"Unexpected error: {type(error).__name__}: {error}."
+        message = f"Unexpected error: {type(error).__name__}: {said}."
         click.echo(f"{message} `{DEBUG_VARIABLE}=1` shows the traceback; please report it.", err=True)
     return code if isinstance(code, int) else EXIT_FAILURE
+
+
+def _is_out_of_host_memory(error: Exception) -> bool:
+    from poros.run.guards import is_out_of_host_memory
+
+    return is_out_of_host_memory(error)
 
 
 def _label(error: Exception) -> str:

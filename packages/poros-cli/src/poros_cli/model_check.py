@@ -26,7 +26,7 @@ from poros.run import describe_model, open_model
 from poros.run.fingerprint import flatten
 from poros.run.memory import available_host_bytes, resolve_budget
 from poros.run.opening import opening_notes
-from poros.run.placement import machine_rates
+from poros.run.placement import disk_note, machine_rates
 from poros.settings import LoraSettings, Numerics, Plan
 from poros.units import format_bytes, format_gb, ranges
 from poros_cli.gate_text import effective_record, effective_rows, verdict_record, verdict_rows
@@ -86,6 +86,8 @@ def check_model(
     notes.extend(budget_notes)
     make = functools.partial(_plan, meta, numerics, rates, request)
     planned = make(shape, budget)
+    if planned.plan.disk_blocks:
+        notes.append(f"{disk_note(planned, len(meta.blocks))} Training needs `cache_dir` for it.")
     resident = predict(
         meta, numerics=numerics, plan=Plan(residency="resident", order=planned.plan.order), shape=shape
     )
@@ -139,7 +141,8 @@ def _plan(
     shape: StepShape,
     budget: Budget,
 ) -> PlannedRun:
-    return make_plan(meta, numerics, shape, budget, rates, request=request)
+    # Whether there is a folder for stores is the config's to say.
+    return make_plan(meta, numerics, shape, budget, rates, request=request, has_cache=True)
 
 
 def _machine(
@@ -213,9 +216,8 @@ def _show_plan(facts: dict[str, Any], console: Console) -> None:
         *show_advice(facts, seconds, facts),
         ("rates", facts["rates"]["origin"]),
     ]
-    table = Table(
-        title=f"Plan for {shape}", title_justify="left", show_header=False, box=None, padding=(0, 2)
-    )
+    title = f"Plan for {shape}" + ("" if facts["rates"]["measured"] else ", times at assumed rates")
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:

@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from poros.run import CheckpointEvent, EvalEvent, Reporter, RunResult, StartEvent, StepEvent, WarmUpEvent
+from poros.run import (
+    CheckpointEvent,
+    EvalEvent,
+    Reporter,
+    RunResult,
+    SampleEvent,
+    StartEvent,
+    StepEvent,
+    WarmUpEvent,
+)
 from poros.units import format_bytes, format_gb
 from poros_cli.plan_text import bought_sentence, plan_sentence, predicted_sentence
 
@@ -21,6 +30,8 @@ __all__ = ["ProgressReporter", "quiet_libraries", "show_summary"]
 
 # Where the output is no terminal, a run prints about this many step lines.
 MAX_PLAIN_LINES = 50
+# Of a sample on the screen; samples.jsonl has all of it.
+MAX_SAMPLE_CHARACTERS = 200
 DEBUG_VARIABLE = "POROS_DEBUG"
 # Addressed to the authors of libraries, not to somebody who trains a model.
 NOT_FOR_USERS = (FutureWarning, DeprecationWarning, PendingDeprecationWarning)
@@ -142,9 +153,15 @@ class ProgressReporter(Reporter):
     def on_eval(self, event: EvalEvent) -> None:
         """See `Reporter.on_eval`."""
         self.say(
-            f"step {event.step}: held-out loss {event.eval_loss:.4f} "
+            f"step {event.step}: held-out loss {event.eval_loss:.4f}{_perplexity(event.eval_perplexity)} "
             f"({event.eval_supervised_tokens} supervised tokens)"
         )
+
+    def on_sample(self, event: SampleEvent) -> None:
+        """See `Reporter.on_sample`."""
+        shown = " ".join(event.text.split())
+        cut = shown if len(shown) <= MAX_SAMPLE_CHARACTERS else f"{shown[:MAX_SAMPLE_CHARACTERS]} ..."
+        self.say(f"step {event.step}: sample {event.index + 1}: {cut}")
 
     def on_checkpoint(self, event: CheckpointEvent) -> None:
         """See `Reporter.on_checkpoint`."""
@@ -162,8 +179,12 @@ def show_summary(console: Console, result: RunResult) -> None:
     if result.first_loss is not None and result.last_loss is not None:
         facts.append(f"loss {result.first_loss:.4f} -> {result.last_loss:.4f}")
     if result.eval_loss is not None:
-        facts.append(f"held-out loss {result.eval_loss:.4f}")
-    console.print(Text(f"Done: {', '.join(facts)}", style="bold green"))
+        facts.append(f"held-out loss {result.eval_loss:.4f}{_perplexity(result.eval_perplexity)}")
+    ended = "Stopped early, held-out loss no longer improves" if result.stopped_early else "Done"
+    console.print(Text(f"{ended}: {', '.join(facts)}", style="bold green"))
+    if result.best_step is not None and result.best_eval_loss is not None:
+        best = f"Best evaluation: held-out loss {result.best_eval_loss:.4f} after step {result.best_step}"
+        console.print(Text(f"{best}; the adapter is the one after step {result.adapter_step}"))
     if result.seconds:
         console.print(
             Text(
@@ -183,6 +204,10 @@ def show_summary(console: Console, result: RunResult) -> None:
                 f"onto {report.base_class}, blocks at `{report.blocks}`)"
             )
         )
+
+
+def _perplexity(value: float | None) -> str:
+    return "" if value is None else f", perplexity {value:.4g}"
 
 
 def _against_prediction(result: RunResult) -> list[str]:

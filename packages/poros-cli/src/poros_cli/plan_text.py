@@ -23,6 +23,7 @@ LEAST_GAIN = 0.005
 BINDINGS = {
     "compute": "bound by compute",
     "link": "bound by the link",
+    "disk": "bound by the disk",
     "device memory": "bound by the device memory budget",
     "host memory": "bound by the host memory budget",
 }
@@ -38,6 +39,10 @@ def plan_sentence(plan: Mapping[str, Any], num_blocks: int) -> str:
             f"{min(plan['resident_blocks'], num_blocks)} of {num_blocks} blocks resident",
             "head on the device" if plan["head"] == "device" else "head streamed",
         ]
+        if plan.get("disk_blocks"):  # runs from before there was a disk tier do not say
+            parts.insert(2, f"{min(plan['disk_blocks'], num_blocks)} from the disk")
+    if plan["kept_blocks"]:
+        parts.append(f"{min(plan['kept_blocks'], num_blocks)} of them not recomputed")
     where = "on the device" if plan["activations"] == "device" else "in host memory"
     parts += [f"activations {where}", plan["order"]]
     parts.append("one dequantization per visit" if plan["workspace"] else "dequantization at every use")

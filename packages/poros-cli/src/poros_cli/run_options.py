@@ -50,6 +50,13 @@ FLAGS = (
     Flag("data", "--data", "Training rows: a file, a folder of files or a hub id.", metavar="FILE|DIR|ID"),
     Flag("output", "--output", "Folder for checkpoints, metrics and the adapter.", metavar="DIR"),
     Flag("eval_data", "--eval-data", "Held-out rows, JSONL.", metavar="FILE"),
+    Flag(
+        "eval_fraction",
+        "--eval-fraction",
+        "Share of the training rows to hold out instead.",
+        type=float,
+        metavar="X",
+    ),
     Flag("quantization", "--quantization", "Weight format of the frozen base.", metavar="NAME"),
     Flag("device", "--device", "Device.", metavar="auto|cpu|cuda|cuda:N"),
     Flag("seed", "--seed", "Seed of adapters, order of rows and dropout.", type=int, metavar="N"),
@@ -105,6 +112,26 @@ FLAGS = (
     ),
     Flag("save_every", "--save-every", "Optimizer steps between checkpoints.", type=POSITIVE, metavar="N"),
     Flag("eval_every", "--eval-every", "Optimizer steps between evaluations.", type=POSITIVE, metavar="N"),
+    Flag(
+        "keep_best",
+        "--keep-best",
+        "Keep the checkpoint with the lowest held-out loss; the final adapter is that one.",
+        is_flag=True,
+    ),
+    Flag(
+        "early_stop_patience",
+        "--early-stop-patience",
+        "Evaluations in a row without improvement that end the run.",
+        type=POSITIVE,
+        metavar="N",
+    ),
+    Flag(
+        "report_to",
+        "--report-to",
+        "Reporters besides metrics.jsonl, such as tensorboard,wandb.",
+        metavar="A,B,...",
+        callback=split_names,
+    ),
     Flag("resume", "--resume", "Go on from the newest complete checkpoint in --output.", is_flag=True),
     Flag("overwrite", "--overwrite", "Empty a used --output first.", is_flag=True),
     Flag(
@@ -150,7 +177,7 @@ def config_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _default(path: str) -> str:
     default = settings()[path].default
-    return "" if default is None or default is False else f" [default: {default}]"
+    return "" if default in (None, False, ()) else f" [default: {default}]"
 
 
 def config_from(config_file: Path | None, overrides: tuple[str, ...], values: dict[str, Any]) -> RunConfig:

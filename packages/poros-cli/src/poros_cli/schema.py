@@ -10,12 +10,14 @@ import difflib
 import functools
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from poros_cli.config import RunConfig
+from poros_cli.values import Dtype
 
-__all__ = ["Setting", "nearest", "sections", "settings"]
+__all__ = ["REFUSED", "Setting", "nearest", "sections", "settings"]
 
 RENAMED = {"plan.num_slots": "plan.slots", "plan.pin_host_memory": "plan.pin"}
 # What other tools call it. Only named in error messages, never accepted: one name per setting.
@@ -41,6 +43,15 @@ FOREIGN = {
     "datasets": "data",
     "train_data": "data",
     "eval_dataset": "eval_data",
+    "val_set_size": "eval_fraction",
+    "val_size": "eval_fraction",
+    "eval_split": "eval_fraction",
+    "early_stopping_patience": "early_stop_patience",
+    "early_stopping_threshold": "early_stop_min_delta",
+    "load_best_model_at_end": "keep_best",
+    "wandb_project": "report_to",
+    "use_tensorboard": "report_to",
+    "eval_prompts": "sample_prompts",
     "output_dir": "output",
     "max_seq_length": "max_length",
     "sequence_len": "max_length",
@@ -65,9 +76,24 @@ FOREIGN = {
     "dataset_prepared_path": "cache_dir",
     "load_in_4bit": "quantization",
     "load_in_8bit": "quantization",
+    "optim": "optimizer.name",
+    "loraplus_lr_ratio": "optimizer.lora_plus_ratio",
+    "lr_scheduler": "optimizer.schedule",
+    "num_decay_steps": "optimizer.decay_steps",
+    "num_warmup_steps": "optimizer.warmup_steps",
+    "noisy_embedding_alpha": "numerics.neftune_alpha",
+    "neftune_noise_alpha": "numerics.neftune_alpha",
+    "lora_model_dir": "lora.init_from",
+    "adapter_name_or_path": "lora.init_from",
     "bf16": "numerics.compute_dtype",
     "dtype": "numerics.compute_dtype",
 }
+# What other tools have and Poros has not, with the reason.
+DORA = (
+    "DoRA is not offered: it trains a magnitude for every output feature beside `lora_A` and `lora_B`, and adapters "
+    "here are these two. `lora.use_rslora` and `optimizer.lora_plus_ratio` change how LoRA learns"
+)
+REFUSED = {"use_dora": DORA, "lora_use_dora": DORA, "peft_use_dora": DORA, "dora": DORA}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,18 +103,31 @@ class Setting:
     Attributes:
         path: what the user writes.
         section: field of `RunConfig` that holds its dataclass, or an empty string.
-        field: field of that dataclass.
-        annotation: the field's type.
-        required: there is no default.
-        default: the default, None where there is none.
+        declared: field of that dataclass.
+        annotation: the field's type, with `Dtype` for torch's.
     """
 
     path: str
     section: str
-    field: str
+    declared: Field[Any]
     annotation: Any
-    required: bool
-    default: Any
+
+    @property
+    def field(self) -> str:
+        """Name of the dataclass's field."""
+        return self.declared.name
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.declared.default is MISSING and self.declared.default_factory is MISSING
+
+    @property
+    def default(self) -> Any:
+        """The default, None where there is none. That of a dtype imports torch."""
+        if self.declared.default_factory is not MISSING:
+            return self.declared.default_factory()
+        return None if self.declared.default is MISSING else self.declared.default
 
 
 @functools.cache
@@ -96,30 +135,24 @@ def settings() -> Mapping[str, Setting]:
     """Return every setting by path."""
     found = {}
     for owner, section in [(RunConfig, ""), *((kind, name) for name, kind in sections().items())]:
-        hints = typing.get_type_hints(owner)
+        hints = _hints(owner)
         for item in fields(owner):
             if is_dataclass(hints[item.name]):
                 continue
             path = f"{section}.{item.name}" if section else item.name
             path = RENAMED.get(path, path)
-            required = item.default is MISSING and item.default_factory is MISSING
-            default = None if item.default is MISSING else item.default
-            found[path] = Setting(
-                path=path,
-                section=section,
-                field=item.name,
-                annotation=hints[item.name],
-                required=required,
-                default=item.default_factory() if item.default_factory is not MISSING else default,
-            )
+            found[path] = Setting(path=path, section=section, declared=item, annotation=hints[item.name])
     return found
 
 
 @functools.cache
 def sections() -> Mapping[str, Any]:
     """Return the dataclass of every section by name."""
-    hints = typing.get_type_hints(RunConfig)
-    return {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    return {name: hint for name, hint in _hints(RunConfig).items() if is_dataclass(hint)}
+
+
+def _hints(owner: type) -> dict[str, Any]:
+    return typing.get_type_hints(owner, localns={"torch": SimpleNamespace(dtype=Dtype)})
 
 
 def nearest(path: str) -> str | None:

@@ -8,25 +8,37 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import yaml
 
 from poros.errors import ConfigError, explain
-from poros.settings import COMPUTE_DTYPES
+from poros.settings import DTYPE_NAMES, named_dtypes
 
-__all__ = ["convert", "describe"]
+__all__ = ["TAG", "Dtype", "convert", "describe", "dtype_name"]
 
 TAG = "tag:yaml.org,2002:"
 # Plain scalars that YAML takes for something else and that are still legitimate names: a folder called 2024-01-01.
 TEXT_TAGS = ("str", "int", "float", "timestamp", "value")
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+# Python converts no longer ones by default.
+LONGEST_NUMBER = 4000
 NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
+
+
+class Dtype:
+    """Stands for ``torch.dtype`` in the types of settings: to name and describe them takes no torch."""
+
+
+def dtype_name(value: object) -> str | None:
+    """Return what a config file calls a torch dtype, None for any other value."""
+    torch = sys.modules.get("torch")  # who holds a dtype has imported it
+    return str(value).removeprefix("torch.") if torch and isinstance(value, torch.dtype) else None
 
 
 def convert(node: yaml.Node | None, annotation: Any, path: str, where: str) -> Any:
@@ -34,7 +46,7 @@ def convert(node: yaml.Node | None, annotation: Any, path: str, where: str) -> A
 
     Args:
         node: composed YAML, or None for an empty document.
-        annotation: str, int, float, bool, torch.dtype, ``X | None``, ``tuple[X, ...]``, ``Mapping[str, X]``, or one
+        annotation: str, int, float, bool, `Dtype`, ``X | None``, ``tuple[X, ...]``, ``Mapping[str, X]``, or one
             each of a scalar, a tuple and a mapping.
         path: setting that the value is for.
         where: place named in errors.
@@ -85,8 +97,8 @@ def describe(annotation: Any) -> str:
         return ", ".join(describe(kind) for kind in kinds[:-1]) + f" or {describe(kinds[-1])}"
     annotation = kinds[0]
     origin = typing.get_origin(annotation)
-    if annotation is torch.dtype:
-        words = " or ".join(COMPUTE_DTYPES)
+    if annotation is Dtype:
+        words = " or ".join(DTYPE_NAMES)
     elif origin is tuple:
         words = f"a list, each {describe(typing.get_args(annotation)[0])}"
     elif origin is not None:
@@ -99,10 +111,10 @@ def describe(annotation: Any) -> str:
 def _scalar(node: yaml.ScalarNode, annotation: Any, path: str, where: str) -> Any:
     text, tag = node.value, _tag(node)
     quoted = node.style in ("'", '"')
-    if annotation is torch.dtype:
-        if text not in COMPUTE_DTYPES:
+    if annotation is Dtype:
+        if text not in DTYPE_NAMES:
             raise _wrong(node, annotation, path, where, None)
-        return COMPUTE_DTYPES[text]
+        return named_dtypes()[text]
     if annotation is str:
         if tag == "bool":
             raise _wrong(node, annotation, path, where, f"Quote it if the text `{text}` is meant: `'{text}'`")
@@ -120,6 +132,8 @@ def _scalar(node: yaml.ScalarNode, annotation: Any, path: str, where: str) -> An
             octal = re.fullmatch(r"[-+]?0[0-7]+", text)
             hint = "Remove the leading zero: YAML reads it as octal" if octal else None
             raise _wrong(node, annotation, path, where, hint)
+        if len(text) > LONGEST_NUMBER:
+            raise _wrong(node, annotation, path, where, "No setting is that large")
         return int(text)
     if not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
         raise _wrong(node, annotation, path, where, None)
@@ -153,7 +167,7 @@ def _wrong(node: yaml.Node | None, annotation: Any, path: str, where: str, hint:
         got = "nothing"
     elif isinstance(node, yaml.ScalarNode):
         kinds = {"str": "text", "bool": "true/false", "int": "number", "float": "number"}
-        got = f"`{node.value}` ({kinds.get(_tag(node), _tag(node))})"
+        got = f"`{node.value:.200}` ({kinds.get(_tag(node), _tag(node))})"
     else:
         got = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     return ConfigError(

@@ -66,13 +66,12 @@ def bench(
     MODEL is a local folder or a hub id. Shows step time, tokens per second, peak memory of device and host, bytes
     moved, how long visits waited for copies, and how near the step is to what the link and the GPU allow.
     """
-    from rich.console import Console
-
     from poros.bench import BenchSpec
     from poros.checkpoint import load_config, resolve_model
     from poros.run import describe_model
     from poros.units import parse_size
     from poros_cli.bench_table import measure_both, show_bench
+    from poros_cli.terminal import TerminalConsole
 
     folder = resolve_model(model, config_only=True)
     # Whatever is wrong with the model or the format is said here, not by a process that was started for it.
@@ -95,7 +94,7 @@ def bench(
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
-        show_bench(facts, Console())
+        show_bench(facts, TerminalConsole())
     failed = [name for name, result in facts["results"].items() if "error" in result]
     if failed:
         raise click.exceptions.Exit(1)

@@ -79,13 +79,12 @@ def check(
     adapter target matches, the plan for the budgets with its predicted step time, what bounds it and what one more GB
     would buy, and the predicted peak of device and host memory, beside that of a run with every block resident.
     """
-    from rich.console import Console
-
     from poros.planning.request import PlanRequest
     from poros.planning.shape import StepShape
     from poros.settings import LoraSettings
     from poros.units import parse_size
     from poros_cli.model_check import check_model, show_check
+    from poros_cli.terminal import TerminalConsole
 
     facts = check_model(
         model,
@@ -102,4 +101,4 @@ def check(
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
-        show_check(facts, Console())
+        show_check(facts, TerminalConsole())

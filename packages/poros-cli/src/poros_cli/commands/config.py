@@ -76,7 +76,8 @@ def show(config_file: Path | None, overrides: tuple[str, ...], **flags: Any) -> 
     """
     from poros_cli.config_file import resolve_config
     from poros_cli.config_text import resolved_lines
+    from poros_cli.terminal import printable
 
     resolved, given = resolve_config(config_file, overrides=overrides, flags=given_flags(flags))
     for line in resolved_lines(resolved, given):
-        click.echo(line)
+        click.echo(printable(line))

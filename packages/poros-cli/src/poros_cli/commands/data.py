@@ -56,17 +56,16 @@ def preview(files: tuple[str, ...], num_rows: int, **flags: Any) -> None:
     FILE is a data file, a folder, a hub id, or the config of a run. Supervised tokens are highlighted; token counts, a
     histogram of lengths, and a warning where the model would not stop at the end of a row.
     """
-    from rich.console import Console
-
     from poros.checkpoint import resolve_model
     from poros_cli.data_preview import show_preview
     from poros_cli.output import quiet_libraries
     from poros_cli.stop_token import stop_token_warnings
+    from poros_cli.terminal import TerminalConsole
     from poros_cli.tokenizer import load_tokenizer, stop_token_ids
     from poros_data import load_dataset
 
     config = _config(files, flags)
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     with quiet_libraries(console):
         folder = resolve_model(config.model, weights=False)
         tokenizer = load_tokenizer(folder)

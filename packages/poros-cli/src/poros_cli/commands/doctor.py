@@ -47,14 +47,13 @@ def doctor(plugins: Registry | PluginError, as_json: bool, device: str, pin_prob
     Versions, devices, the measured host-to-device link, how much host memory can be page-locked, a real NF4 round
     trip through bitsandbytes, and the plugins that are loaded.
     """
-    from rich.console import Console
-
     from poros_cli.doctor import collect_facts, show_facts
+    from poros_cli.terminal import TerminalConsole
 
     facts = collect_facts(plugins, device, pin_probe_gib * 2**30)
     if as_json:
         click.echo(json.dumps(facts, indent=2))
     else:
-        show_facts(facts, Console())
+        show_facts(facts, TerminalConsole())
     if facts["problems"]:
         raise click.exceptions.Exit(2)

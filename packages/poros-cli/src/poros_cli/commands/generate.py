@@ -91,16 +91,15 @@ def generate(
     PROMPT is continued as it stands; with --chat it is a user's message, rendered by the model's chat template.
     Generation ends at the model's own stop tokens.
     """
-    from rich.console import Console
-
     from poros.run.generation import Sampling
     from poros.units import parse_size
     from poros_cli.answers import Answerer
     from poros_cli.output import quiet_libraries
+    from poros_cli.terminal import TerminalConsole
 
     if prompt is None and not chat:
         raise click.UsageError("Missing argument 'PROMPT': give a text, or `--chat` to talk line by line.")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
     with (
         quiet_libraries(console),
         Answerer(

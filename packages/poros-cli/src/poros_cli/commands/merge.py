@@ -67,8 +67,6 @@ def merge(
     tensor by tensor. Afterwards both are run on a short probe, block by block from their files, and the largest
     difference of two logits is shown. Of a multimodal wrapper the text model is written, as a model of its own.
     """
-    from rich.console import Console
-
     from poros.export import find_adapter
     from poros.export import merge as merge_adapter
     from poros.run.device import resolve_device
@@ -76,8 +74,9 @@ def merge(
     from poros_cli.adapted import base_of, probe_tokens
     from poros_cli.merge_text import MergeProgress, show_merge
     from poros_cli.output import quiet_libraries
+    from poros_cli.terminal import TerminalConsole
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     with quiet_libraries(console):
         found = find_adapter(adapter)
         with MergeProgress(console) as progress:

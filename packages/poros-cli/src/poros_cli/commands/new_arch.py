@@ -42,6 +42,7 @@ def new_arch(registry: Registry, name: str, output: Path) -> None:
     made = write_skeleton(name, output.expanduser(), registry)
     click.echo(f"Wrote {made.folder} (distribution `{made.distribution}`, package `{made.package}`).")
     click.echo(
-        f"Next: `uv run pytest` in it. The test says which clause of the contract `{made.model_type}` needs more for; "
+        "Next: `uv run pytest` in it, with UV_FIND_LINKS=DIR where Poros is a folder of wheels. "
+        f"The test says which clause of the contract `{made.model_type}` needs more for; "
         "docs/plugins.md explains each."
     )

@@ -35,13 +35,13 @@ def quickstart(registry: Registry, output: Path, device: str, overwrite: bool) -
     Prepares SmolLM2-135M (Apache-2.0) in the Qwen2 layout from its PyPI package, trains a LoRA adapter on it streamed
     in NF4, compares streamed with resident on this very model, and shows loss and one answer before and after.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from poros_cli.output import ProgressReporter, quiet_libraries, show_summary
     from poros_cli.quickstart import QUESTION, run_quickstart
+    from poros_cli.terminal import TerminalConsole
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     with quiet_libraries(console), ProgressReporter(console) as progress:
         report = run_quickstart(
             output, registry, device=device, overwrite=overwrite, reporters=(progress,), say=progress.say

@@ -39,13 +39,12 @@ def train(registry: Registry, config_file: Path | None, overrides: tuple[str, ..
     Settings come from CONFIG.yaml, from flags, or both. Where the base lives (--residency, --slots, --order)
     never changes a bit of the result.
     """
-    from rich.console import Console
-
+    config = config_from(config_file, overrides, flags)  # a typo is answered before seconds of imports
     from poros_cli.assemble import assemble
     from poros_cli.output import ProgressReporter, quiet_libraries, show_summary
+    from poros_cli.terminal import TerminalConsole
 
-    config = config_from(config_file, overrides, flags)
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     with (
         quiet_libraries(console),
         ProgressReporter(console) as progress,

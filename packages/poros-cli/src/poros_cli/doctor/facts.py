@@ -86,11 +86,14 @@ def _plugin_facts(plugins: Registry | PluginError) -> tuple[list[dict[str, Any]]
     if isinstance(plugins, PluginError):
         return [_plugin(*key, "not loaded") for key in sorted(installed)], [str(plugins)]
     registered: dict[str, list[str]] = {}
-    roles: dict[str, Mapping[str, Registered[Any]]] = {
-        "architecture": plugins.architectures,
-        "format": plugins.weight_formats,
-        "command": plugins.commands(),
-    }
+    try:
+        roles: dict[str, Mapping[str, Registered[Any]]] = {
+            "architecture": plugins.architectures,
+            "format": plugins.weight_formats,
+            "command": plugins.commands(),
+        }
+    except PluginError as error:  # a hook that nobody had called yet
+        return _plugin_facts(error)
     for role, values in roles.items():
         for name, entry in values.items():
             registered.setdefault(entry.distribution, []).append(f"{role} {name}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poros.clock import Stopwatch
 from poros.parity.compare import Verdict
 from poros.plugins import Registry
 from poros.run import Reporter, RunResult, Trainer
@@ -55,7 +55,7 @@ def run_quickstart(
     Raises:
         UserError: the model's package is missing, the device is, or ``output/run`` is used.
     """
-    start = time.perf_counter()
+    watch = Stopwatch()
     model_folder = output / "model"
     given: dict[str, tuple[str, Any]] = {
         "model": ("quickstart", str(model_folder)),
@@ -99,7 +99,7 @@ def run_quickstart(
         loss_after=result.eval_loss,
         answer_before=answer_before,
         answer_after=answer_after,
-        seconds=time.perf_counter() - start,
+        seconds=watch.seconds,
     )
 
 

@@ -11,18 +11,25 @@ import jinja2
 from markupsafe import Markup
 
 from poros.checkpoint import atomic_write_bytes
-from poros.errors import OutputError, explain
+from poros.errors import CheckpointError, OutputError, explain
 from poros_cli.report import sections
 from poros_cli.report.curves import training_charts
 from poros_cli.report.data_section import data_summaries
 from poros_cli.report.memory import memory_charts, terms
 from poros_cli.report.run_files import RunFiles
+from poros_cli.report.samples import prompt_answers
 from poros_cli.report.step_timeline import step_timeline
 
 __all__ = ["MARK", "render", "write_report"]
 
 # The first line of every report: what begins otherwise is not ours to replace.
 MARK = "<!doctype html><!-- poros report -->"
+
+# What a value of another type than a run writes leads to, wherever the page uses it.
+FORGED = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    jinja2.TemplateError,
+)
 
 
 def render(run: RunFiles) -> str:
@@ -53,6 +60,7 @@ def render(run: RunFiles) -> str:
         comparison=sections.comparison(run),
         plan=sections.plan_lines(record),
         timeline=step_timeline(run),
+        samples=prompt_answers(run.folder),
         data=data,
         data_note=data_note,
         platform=platform,
@@ -74,6 +82,7 @@ def write_report(run: RunFiles, path: Path) -> None:
     """Write the page of a run; an earlier report at ``path`` is replaced.
 
     Raises:
+        CheckpointError: the run's files hold what no run writes.
         OutputError: ``path`` is something else than a report, or cannot be written.
     """
     try:
@@ -93,5 +102,17 @@ def write_report(run: RunFiles, path: Path) -> None:
                 next_step="Name another file with `--output`",
             )
         )
+    try:
+        page = render(run)
+    except FORGED as error:
+        got = f"{type(error).__name__}: {error}"[:200]
+        raise CheckpointError(
+            explain(
+                "Cannot report",
+                expected="files that a run of Poros wrote",
+                got=f"a value that none has ({got})",
+                where=str(run.folder),
+            )
+        ) from error
     # A path may hold bytes that are no text; they are shown as escapes instead of failing.
-    atomic_write_bytes(path, render(run).encode("utf-8", errors="backslashreplace"))
+    atomic_write_bytes(path, page.encode("utf-8", errors="backslashreplace"))

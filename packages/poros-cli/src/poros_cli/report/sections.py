@@ -35,6 +35,10 @@ def state(run: RunFiles) -> tuple[str, str]:
         return "interrupted", (
             f"Interrupted after step {result.get('steps')} of {total}; `--resume` goes on from there.{resumed}"
         )
+    if result.get("stopped_early"):
+        return "finished", (
+            f"Stopped early after step {result.get('steps')} of {total}: held-out loss no longer improved.{resumed}"
+        )
     return "finished", f"All {result.get('steps')} steps are done.{resumed}"
 
 
@@ -48,6 +52,8 @@ def tiles(run: RunFiles) -> list[Row]:
         last = run.evaluations[-1]["eval_loss"]
         perplexity = f", perplexity {math.exp(last):.4g}" if last < 100 else ""
         shown.append(("held-out loss", f"{last:.4f}{perplexity}"))
+        best = min(run.evaluations, key=lambda event: event["eval_loss"])
+        shown.append(("best held-out loss", f"{best['eval_loss']:.4f} after step {best['step']}"))
     if steps:
         seconds = sum(step["seconds"] for step in steps)
         tokens = sum(step["tokens"] for step in steps)

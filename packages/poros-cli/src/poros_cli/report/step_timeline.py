@@ -72,7 +72,9 @@ def step_timeline(run: RunFiles) -> StepTimeline:
         )
         + " and the optimizer."
     )
+    reads = [span for span in spans if span.lane == "disk"]
     lanes = (
+        *([_lane("Reads from the disk", reads, played.seconds)] if reads else []),
         _lane("Copies to the device", [span for span in spans if span.lane == "copy"], played.seconds),
         _lane("Compute", [*compute, *waits], played.seconds, busy=played.compute_seconds, waited=waited),
     )
@@ -93,7 +95,7 @@ def _lane(
 ) -> Lane:
     busy = sum(span.seconds for span in spans) if busy is None else busy
     bars = "".join(
-        f'<rect class="{"copy" if span.lane == "copy" else span.what}" x="{UNITS * span.start / total:.2f}" '
+        f'<rect class="{span.what if span.lane == "compute" else "copy"}" x="{UNITS * span.start / total:.2f}" '
         f'width="{UNITS * span.seconds / total:.2f}" height="1"><title>{_describe(span)}</title></rect>'
         for span in spans
     )

@@ -1,0 +1,1 @@
+"""`poros verify`: whose run it is, its processes, what is said and written."""
