@@ -35,10 +35,22 @@ GROUPS = {
     "gemma4": (f"{GEMMA}::TestGemma4",),
     "runs": (
         "packages/poros-core/tests/test_run_gpu.py",
+        "packages/poros-core/tests/test_starvation_gpu.py",
+        "packages/poros-core/tests/test_every_plan.py",
+        "packages/poros-core/tests/test_verify_sides.py",
         "packages/poros-core/tests/test_engine_steps.py",
         "packages/poros-core/tests/test_engine_randomness.py",
         "packages/poros-cli/tests/test_train_command.py",
         "packages/poros-cli/tests/test_cli_doctor.py",
+    ),
+    "parts": (
+        "packages/poros-quant/tests/test_nf4_kernel.py",
+        "packages/poros-core/tests/test_engine_loss_kernel.py",
+        "packages/poros-core/tests/test_engine_packing.py",
+        "packages/poros-core/tests/test_blocks_disk_gpu.py",
+        "packages/poros-core/tests/test_neftune.py",
+        "packages/poros-core/tests/test_optimizer_8bit.py",
+        "packages/poros-core/tests/test_torch_module_gpu.py",
     ),
 }
 

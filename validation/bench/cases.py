@@ -157,6 +157,24 @@ def _planned(rows: Sequence[Row]) -> Iterator[Row]:
         yield replace(row, plan={"residency": "streamed"}, planned=True, label=label)
 
 
+def _large_budgets() -> Iterator[Row]:
+    """What memory beyond the small budgets buys: blocks that stay, and backward visits without recompute."""
+    for shape, budgets in {"7b": (9, 12, 16, 24, 36), "32b": (26, 36, 48)}.items():
+        for budget in budgets:
+            for system in ("poros-streamed", "check"):
+                yield Row(
+                    case=_steps(shape)["8x512"],
+                    system=system,
+                    blocks="compiled",
+                    label=f"{budget}gb-planned",
+                    plan={"residency": "streamed"},
+                    planned=True,
+                    budget_gb=budget,
+                )
+        settings = {"gradient_checkpointing": False}
+        yield Row(case=_steps(shape)["8x512"], system="unsloth", label="no-checkpointing", settings=settings)
+
+
 def _bf16() -> Iterator[Row]:
     case = Case(name="32b-bf16-8mb", shape="32b", micro_batches=8, quantization="bf16_bitwise")
     yield Row(case=case, system="poros-streamed", plan=HOST)
@@ -293,6 +311,7 @@ def groups() -> dict[str, tuple[Row, ...]]:
         "resident": tuple(_residents(targets)),
         "checks": tuple(_checks(targets)),
         "planned-checks": tuple(_planned_checks(tuple(_planned(targets)))),
+        "large-budgets": tuple(_large_budgets()),
         "bf16": tuple(_bf16()),
         **{peer: tuple(_peers(peer)) for peer in PEERS},
         "frontier": tuple(_frontier()),
