@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     break
                 trial = home / f"small-{number}" / "trial"
                 left, save = draw.randrange(0, 60_000), draw.randrange(3)
-                fault = Fault(
-                    before=lambda trial=trial, left=left, save=save: _fill_before(trial, left, save)
-                )
+                fault = Fault(before=partial(_fill_before, trial, left, save))
                 tally.tmpfs += 1
                 _guarded(f"tmpfs, {left} bytes left before save {save}", tally, home, trial, fault, expected)
     found = {**tally.__dict__, "areas": dict(tally.areas), "seconds": round(time.monotonic() - begun, 1)}

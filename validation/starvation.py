@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,8 @@ def read_only_cache(home: Path, folder: Path, expected: dict[str, Any]) -> str:
 def little_lockable_memory(home: Path, folder: Path, expected: dict[str, Any]) -> str:
     """Train with 64 KiB of lockable memory; a CPU run locks none."""
     limit = (2**16, 2**16)
-    ended = start(
-        home, folder, fault=Fault(before=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, limit))
-    )
+    no_lock = partial(resource.setrlimit, resource.RLIMIT_MEMLOCK, limit)
+    ended = start(home, folder, fault=Fault(before=no_lock))
     assert ended.code == 0, ended.shown
     check_equal(folder / "output", expected)
     return "equal"
@@ -149,13 +149,7 @@ def under_process_limit(
     home: Path, folder: Path, expected: dict[str, Any], kind: int, more_bytes: int
 ) -> str:
     """Train where the process may take ``more_bytes`` beyond what it has; return what it did."""
-
-    def limit() -> None:
-        memory = psutil.Process().memory_info()
-        used = memory.vms if kind == resource.RLIMIT_AS else memory.data
-        resource.setrlimit(kind, (used + more_bytes, used + more_bytes))
-
-    return _finished_or_refused(home, folder, expected, limit)
+    return _finished_or_refused(home, folder, expected, partial(_limit_process, kind, more_bytes))
 
 
 def control_group_limits(home: Path, folder: Path, expected: dict[str, Any]) -> dict[str, str] | str:
@@ -193,6 +187,12 @@ def _finished_or_refused(
     return "equal"
 
 
+def _limit_process(kind: int, more_bytes: int) -> None:
+    memory = psutil.Process().memory_info()
+    used = memory.vms if kind == resource.RLIMIT_AS else memory.data
+    resource.setrlimit(kind, (used + more_bytes, used + more_bytes))
+
+
 def _slow_steps() -> None:
     original = trainer_module.Trainer._train_step
 
@@ -228,7 +228,7 @@ def _control_group(limit_bytes: int) -> Iterator[Callable[[], None] | None]:
         except OSError:
             continue
         try:
-            yield lambda group=group, limit=limit: _join(group, limit, limit_bytes)
+            yield partial(_join, group, limit, limit_bytes)
         finally:
             group.rmdir()
         return

@@ -1,9 +1,14 @@
-"""A tiny `poros train` that a process forks again and again: what it needs on the disk, and how it is started."""
+"""A tiny `poros train` that is forked again and again: what it needs on the disk, and how it is started.
+
+A server that has imported everything and run nothing does the forking: a process in which autograd has threads, as that
+of a test runner or of any machine with a GPU, cannot be forked and then train.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +26,23 @@ from file_faults import Call, FileFaults, area_of, kill
 from tiny_model import write_tiny_model
 
 # Of `Engine.step` and the like: patched per child, never here.
-import poros
 import poros.planning.working_set as working_set
 import poros.run.trainer as trainer_module
 from poros_cli.main import run
 
 __all__ = ["Child", "Ended", "Fault", "prepare", "start"]
+
+FORKS = multiprocessing.get_context("forkserver")
+# With what a child would import by itself, each one anew.
+FORKS.set_forkserver_preload(
+    [
+        "__main__",
+        "tiny_run",
+        "poros.wrappers",
+        "poros_cli.assemble",
+        "transformers.models.qwen2.modeling_qwen2",
+    ]
+)
 
 NUM_STEPS = 6
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -55,7 +72,7 @@ class Fault:
         area: part of the run in which the clock kills: ``step``, ``evaluation``, ``save`` or ``anywhere``.
         visit: which of its calls.
         delay: seconds from its beginning.
-        before: called in the child before the run begins.
+        before: called in the child before the run begins; pickled on the way, as ``act`` is.
     """
 
     at: int | None = None
@@ -92,13 +109,6 @@ def prepare(folder: Path) -> None:
     write_tiny_model(folder / "model", num_blocks=3, template=TEMPLATE)
     rows = [{"prompt": f"Say {index}", "completion": f"It is {index}."} for index in range(15)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    # What a child would import by itself, each one anew.
-    import poros_cli.assemble  # noqa: F401
-    from poros.wrappers import stock_model
-    from poros_cli.tokenizer import load_tokenizer
-
-    stock_model(poros.open_model(folder / "model").config)
-    load_tokenizer(folder / "model")
 
 
 class Child:
@@ -107,28 +117,28 @@ class Child:
     def __init__(self, home: Path, folder: Path, more: tuple[str, ...], fault: Fault, count: bool) -> None:
         """Fork it; see `start`."""
         folder.mkdir(parents=True, exist_ok=True)
-        reading, writing = os.pipe()
         self._log = folder.with_name(folder.name + ".log")
-        self._begun, self._pipe = time.monotonic(), reading
-        self.process_id = os.fork()
-        if self.process_id == 0:
-            os.close(reading)
-            code = 70
-            with contextlib.suppress(BaseException):
-                code = _child(home, folder, more, fault, count, writing, self._log)
-            os._exit(code)
-        os.close(writing)
+        self._told, telling = FORKS.Pipe(duplex=False)
+        self._begun = time.monotonic()
+        self._process = FORKS.Process(
+            target=_child, args=(home, folder, more, fault, count, telling, self._log)
+        )
+        with _importable_here():
+            self._process.start()
+        telling.close()
 
     def wait(self) -> Ended:
         """Return how it ended."""
-        with os.fdopen(self._pipe) as pipe:
-            told = [json.loads(line) for line in pipe]
-        _, status = os.waitpid(self.process_id, 0)
-        killed = os.WIFSIGNALED(status)
-        if killed and os.WTERMSIG(status) != signal.SIGKILL:
-            raise AssertionError(f"ended by signal {os.WTERMSIG(status)}: {self._log.read_text()}")
+        told = []
+        with self._told, contextlib.suppress(EOFError):
+            while True:
+                told.append(json.loads(self._told.recv_bytes()))
+        self._process.join()
+        code = self._process.exitcode
+        if code is not None and code < 0 and code != -signal.SIGKILL:
+            raise AssertionError(f"ended by signal {-code}: {self._log.read_text()}")
         return Ended(
-            code=None if killed else os.WEXITSTATUS(status),
+            code=None if code == -signal.SIGKILL else code,
             shown=self._log.read_text(),
             hit=next((tuple(line["hit"]) for line in told if "hit" in line), None),  # type: ignore[arg-type]
             saved=tuple(line["saved"] for line in told if "saved" in line),
@@ -150,21 +160,31 @@ def start(home: Path, folder: Path, *more: str, fault: Fault | None = None, coun
     return Child(home, folder, more, fault or Fault(), count).wait()
 
 
+@contextlib.contextmanager
+def _importable_here() -> Iterator[None]:
+    """Let a server that starts now find what this process finds."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    yield
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
 def _child(
-    home: Path, folder: Path, more: tuple[str, ...], fault: Fault, count: bool, pipe: int, log: Path
-) -> int:
+    home: Path, folder: Path, more: tuple[str, ...], fault: Fault, count: bool, pipe: Connection, log: Path
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    # Whoever forked may capture what it prints, and make errors of warnings.
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     warnings.resetwarnings()
     warnings.simplefilter("ignore", FutureWarning)
     warnings.showwarning = lambda message, *_, **__: print(f"Warning: {message}", file=sys.stderr)
-    write = os.write
 
     def tell(value: Mapping[str, Any]) -> None:
-        write(pipe, json.dumps(value).encode() + b"\n")
+        pipe.send_bytes(json.dumps(value).encode())
 
     torch.manual_seed(os.getpid())  # a fresh process has another generator state
     # A second of every start, and nothing here is about how well a visit's memory is predicted.
@@ -189,7 +209,7 @@ def _child(
     sys.stderr.flush()
     if count:
         tell({"calls": faults.calls})
-    return code
+    os._exit(code)
 
 
 def _announce_saves(tell: Callable[[Mapping[str, Any]], None]) -> None:

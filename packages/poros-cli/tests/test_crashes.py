@@ -16,8 +16,6 @@ import pytest
 
 pytest.importorskip("fcntl")
 ROOT = Path(__file__).resolve().parents[3] / "validation"
-# Forking a process with threads is announced as risky; these have none that hold a lock.
-pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 # Area, file call and its number among the area's such calls.
 POINTS = (
