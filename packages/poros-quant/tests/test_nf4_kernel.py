@@ -59,7 +59,7 @@ def test_a_kernel_with_one_other_bit_is_not_used_and_said(
 
     def other_bit(*arguments: Any, **options: Any) -> None:
         dequantize(*arguments, **options)
-        arguments[-1][column].nextafter_(torch.tensor(torch.inf))
+        arguments[-1][column].nextafter_(torch.tensor(torch.inf, device=arguments[-1].device))
 
     monkeypatch.setattr(nf4_kernel, "dequantize_nf4", other_bit)
     with pytest.warns(RuntimeWarning, match="it gives other bits here"):
