@@ -23,8 +23,9 @@ P, C, D = 7, 300, 16
 # Measured 2026-11-30, x86-64 CPU, torch 2.15, Triton 3.9's interpreter: state 2.4e-7 (relative to 1 + the value), loss
 # 5.8e-8 (relative), gradient 2.2e-7 (absolute); sums in another order and exponentials of another library.
 TOLERANCE = 2e-6
-# Half a unit in the last place of bfloat16, doubled: exponentials that fall on either side of a rounding boundary.
-BFLOAT16_TOLERANCE = 2**-8
+# One unit in the last place of bfloat16, which is 2**-8 to 2**-7 of the value: exponentials on either side of a
+# rounding boundary. Measured on an H200 with a soft cap: 7.2e-3, 7 of 149,000 values.
+BFLOAT16_TOLERANCE = 2**-7
 
 
 @pytest.fixture
