@@ -48,10 +48,10 @@ MIXING_ROWS, MIXING_FLOAT32_ROWS = 4, 3
 # From 7B blocks on an H200 (torch 2.11, 2026-11-30): 1.51 GB against 1.26 with 8 x 512 tokens, and with one row of 2048
 # 0.92 against 0.63, where the backward of attention makes the peak instead of the MLP's.
 COMPILED_WORKING_SET = 1.2
-# What compiled blocks leave for their backward over what eager ones leave: 0.72 between 4 and 20 kept blocks at 7B, 8 x
-# 512 tokens (rows of commit 4e1812e, H200, torch 2.11). Since then the gated product and the input of the projections
-# below a norm are made again: 0.184 of 0.69 GB, by the tensors that such a block keeps on a CPU. The rest is room.
-COMPILED_KEPT = 0.56
+# What compiled blocks leave for their backward over what eager ones leave. With 26 blocks of 7B kept, 8 x 512 tokens,
+# all terms together were 21.69 GB at 0.56 and 20.34 GB were reserved (commit 30d2d1b, H200, torch 2.11): at most 0.505.
+# The tensors that such a block keeps on a CPU give 0.46.
+COMPILED_KEPT = 0.51
 # A visit works on fixed addresses: the hidden states and their gradient (`poros.engine.static_states`).
 STATIC_ROWS = 2
 # ASSUMED, to be replaced by measurement: what the driver keeps per captured visit (some hundred kernels).
