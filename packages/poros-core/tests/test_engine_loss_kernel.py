@@ -23,6 +23,8 @@ P, C, D = 7, 300, 16
 # Measured 2026-11-30, x86-64 CPU, torch 2.15, Triton 3.9's interpreter: state 2.4e-7 (relative to 1 + the value), loss
 # 5.8e-8 (relative), gradient 2.2e-7 (absolute); sums in another order and exponentials of another library.
 TOLERANCE = 2e-6
+# Measured 2026-12-01, H200, torch 2.11, a soft cap of 30 and up to 16,384 columns: 2.5e-6 of the state, relative.
+GPU_TOLERANCE = 1e-5
 # One unit in the last place of bfloat16, which is 2**-8 to 2**-7 of the value: exponentials on either side of a
 # rounding boundary. Measured on an H200 with a soft cap: 7.2e-3, 7 of 149,000 values.
 BFLOAT16_TOLERANCE = 2**-7
@@ -126,7 +128,7 @@ def test_on_a_gpu_the_kernel_does_what_eager_operations_do(softcap: float | None
     expected_weights, _ = eager_terms(*expected, softcap=softcap, training=True)
     torch.testing.assert_close(weights, expected_weights, rtol=BFLOAT16_TOLERANCE, atol=0)
     for ours, theirs in zip(found[2:], expected[2:], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+        torch.testing.assert_close(ours, theirs, rtol=GPU_TOLERANCE, atol=GPU_TOLERANCE)
 
 
 def test_without_triton_the_message_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
