@@ -42,8 +42,9 @@ def count_recomputes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         KEPT,
         replace(KEPT, order=ACCUMULATION_ORDERS[1], workspace=True),
         Plan(num_slots=2, resident_blocks=2, kept_blocks=2, activations="host"),
+        Plan(num_slots=2, resident_blocks=4, kept_blocks=4),
     ],
-    ids=["resident", "micro-batch-major", "partly streamed"],
+    ids=["resident", "micro-batch-major", "partly streamed", "nothing streamed"],
 )
 def test_keeping_changes_no_bit(plan: Plan, start_run: StartRun) -> None:
     oracle, kept = start_run(RESIDENT, lora=DROPOUT), start_run(plan, lora=DROPOUT)

@@ -140,6 +140,12 @@ def test_memory_that_is_left_spares_recomputes() -> None:
     assert loose.prediction.device["kept activations"] > 0
 
 
+def test_a_budget_for_all_forwards_leaves_nothing_to_recompute() -> None:
+    wide = StepShape(num_micro_batches=1, micro_batch_size=8, tokens=512)
+    planned = plan(wide, vram=1000, numerics=Numerics(blocks="compiled"))
+    assert planned.plan.kept_blocks == NUM_BLOCKS
+
+
 def test_a_frugal_plan_recomputes_every_block() -> None:
     assert plan(MANY).plan.kept_blocks == 0
 

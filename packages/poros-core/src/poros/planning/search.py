@@ -162,7 +162,8 @@ class Search:
 
     def _most_kept(self, base: Plan, device_bytes: int | None) -> int:
         """Return how many blocks can keep their forwards, each of them resident."""
-        last = self._facts.num_blocks if base.residency == "resident" else self._counts(base)[-1]
+        pinned = base.residency != "resident" and "resident_blocks" in self._pinned
+        last = base.resident_blocks if pinned else self._facts.num_blocks
         counts = range(1, last + 1)
         if device_bytes is None:
             return len(counts)
