@@ -18,7 +18,13 @@ from poros.planning.device_terms import CONTEXT_BYTES
 from poros.planning.prediction import Prediction, predict
 from poros.planning.shape import StepShape
 from poros.run import describe_model
-from poros.run.memory import PROCESS_RESERVE_BYTES, available_host_bytes, context_bytes, resolve_budget
+from poros.run.memory import (
+    PROCESS_RESERVE_BYTES,
+    STACK_BYTES,
+    available_host_bytes,
+    context_bytes,
+    resolve_budget,
+)
 from poros.run.totals import shape_of, survey_steps
 
 SHAPE = StepShape(num_micro_batches=4, micro_batch_size=2, tokens=512)
@@ -101,13 +107,25 @@ def test_the_limits_of_the_process_count(
     resource = pytest.importorskip("resource")
     memory = psutil.Process().memory_info()
     used = memory.vms if name == "RLIMIT_AS" else memory.data
-    limits = {getattr(resource, name): (used + 10**9, resource.RLIM_INFINITY)}
+    stacks = torch.get_num_threads() * STACK_BYTES
+    limits = {getattr(resource, name): (used + stacks + 10**9, resource.RLIM_INFINITY)}
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, unlimited))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**12))
     available, limit = available_host_bytes(tmp_path)
     assert limit == f"memory limit of this process, `ulimit {option}`"
     assert 0.9e9 < available <= 1e9
+
+
+def test_a_process_limit_leaves_the_stacks_of_threads_that_are_still_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource")
+    used = psutil.Process().memory_info().vms
+    limits = {resource.RLIMIT_AS: (used + 2 * 2**20, -1), resource.RLIMIT_STACK: (3 * 2**20, -1)}
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits.get(which, unlimited))
+    assert available_host_bytes(tmp_path)[0] == 0
 
 
 def test_without_any_host_memory_a_run_is_refused_before_anything_is_measured(

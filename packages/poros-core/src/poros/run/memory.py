@@ -21,6 +21,9 @@ LARGEST_CONTEXT_BYTES = 2 * 10**9
 # CPU run grew by up to 31 MB beyond what was planned (2-core x86-64 machine, torch 2.15, 2026-11-30).
 PROCESS_RESERVE_BYTES = 256 * 10**6
 
+# Of a thread where the shell's `ulimit -s` sets none; the usual value of it.
+STACK_BYTES = 8 * 2**20
+
 
 def available_host_bytes(root: Path = Path("/")) -> tuple[int, str]:
     """Return how much more host memory this process may take, and what limits it.
@@ -41,17 +44,23 @@ def available_host_bytes(root: Path = Path("/")) -> tuple[int, str]:
 
 
 def _process_limits() -> list[tuple[int, str]]:
-    """Return what is left under every limit that the shell or a scheduler has set for this process."""
+    """Return what is left under every limit that the shell or a scheduler has set for this process.
+
+    OpenMP's threads start at the first large operation, and where there is no room for the stack of one, it ends the
+    process with a line of its own: their stacks are left out of what may be used.
+    """
     try:
         import resource
     except ImportError:  # Windows
         return []
     used = psutil.Process().memory_info()
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    stacks = torch.get_num_threads() * (STACK_BYTES if stack == resource.RLIM_INFINITY else stack)
     limits = []
     for name, option, now in (("RLIMIT_AS", "-v", used.vms), ("RLIMIT_DATA", "-d", getattr(used, "data", 0))):
         limit = resource.getrlimit(getattr(resource, name))[0]
         if limit != resource.RLIM_INFINITY:
-            limits.append((max(0, limit - now), f"memory limit of this process, `ulimit {option}`"))
+            limits.append((max(0, limit - now - stacks), f"memory limit of this process, `ulimit {option}`"))
     return limits
 
 
