@@ -128,12 +128,13 @@ def test_a_process_limit_leaves_the_stacks_of_threads_that_are_still_to_start(
     assert available_host_bytes(tmp_path)[0] == 0
 
 
-def test_without_any_host_memory_a_run_is_refused_before_anything_is_measured(
-    make_trainer: Callable[..., poros.Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("left", [0, 10**7])
+def test_without_host_memory_to_measure_in_a_run_is_refused_before_anything_is_measured(
+    make_trainer: Callable[..., poros.Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: int
 ) -> None:
-    monkeypatch.setattr("poros.run.memory.available_host_bytes", lambda: (0, "the limit of a test"))
+    monkeypatch.setattr("poros.run.placement.available_host_bytes", lambda: (left, "the limit of a test"))
     monkeypatch.setattr("poros.run.placement.machine_rates", None)
-    with pytest.raises(BudgetError, match=r"No host memory is left: .* \(the limit of a test\)"):
+    with pytest.raises(BudgetError, match=r"Too little host memory is left: .* \(the limit of a test\)"):
         make_trainer(tmp_path)
 
 

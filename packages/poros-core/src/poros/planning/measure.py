@@ -14,7 +14,7 @@ from poros.blocks.kinds import BlockKind
 from poros.clock import Stopwatch
 from poros.planning.rates import Rates
 
-__all__ = ["measure_rates"]
+__all__ = ["measure_rates", "measuring_bytes"]
 
 # Large enough that starting a kernel does not count, small enough for a card with little room.
 CUDA_COPY_BYTES = 256 * 2**20
@@ -33,6 +33,11 @@ LEAST_SECONDS = 1e-9
 
 Work = Callable[[], object]
 Clock = Callable[[Work], float]
+
+
+def measuring_bytes(device: torch.device) -> int:
+    """Return how much host memory `measure_rates` takes for a moment; on the CPU both ends of a copy lie there."""
+    return CUDA_COPY_BYTES if device.type == "cuda" else 2 * CPU_COPY_BYTES
 
 
 def measure_rates(device: torch.device, compute_dtype: torch.dtype, kind: BlockKind) -> Rates:

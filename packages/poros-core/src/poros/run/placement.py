@@ -12,17 +12,17 @@ from poros.blocks.kinds import BlockKind
 from poros.blocks.layout import BlockLayout
 from poros.errors import BudgetError, explain
 from poros.planning.advice import with_one_more_gb
-from poros.planning.measure import measure_rates
+from poros.planning.measure import measure_rates, measuring_bytes
 from poros.planning.measure_disk import measure_disk_rate
 from poros.planning.planner import PlannedRun, make_plan
 from poros.planning.rates import Rates
 from poros.planning.request import Budget, PlanRequest
 from poros.planning.shape import StepShape
-from poros.run.memory import resolve_budget
+from poros.run.memory import available_host_bytes, resolve_budget
 from poros.run.opening import OpenModel
 from poros.run.settings import RunSettings
 from poros.settings import Plan
-from poros.units import GB
+from poros.units import GB, format_bytes
 
 __all__ = ["disk_note", "machine_rates", "plan_run"]
 
@@ -48,14 +48,15 @@ def plan_run(
     budget, notes = resolve_budget(
         device, device_bytes=settings.device_budget_bytes, host_bytes=settings.host_budget_bytes
     )
-    if budget.host_bytes == 0:
-        # Measuring takes memory as well, and where the kernel kills at a limit no message would come any more.
+    left, limit = available_host_bytes()
+    if left < (needed := measuring_bytes(device)):
+        # Where the kernel kills at a limit, or a library ends the process there, no message would come any more.
         raise BudgetError(
             explain(
-                "No host memory is left",
-                expected="some for measuring this machine and for the run",
-                got="0 bytes",
-                where=budget.host_limit,
+                "Too little host memory is left",
+                expected=f"{format_bytes(needed)} for measuring this machine, and more for the run",
+                got=format_bytes(left),
+                where=limit,
                 next_step="Free some memory or raise that limit",
             )
         )
