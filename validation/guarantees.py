@@ -183,7 +183,8 @@ ROWS = (
     (
         "Without enough memory, page locks, cache or an output of its own a run ends with the same bits or refuses",
         "limits of the process and of real control groups; a read-only cache; two runs that make one cache; an output "
-        "that is in use; page locks and device memory that are refused (GPU)",
+        "that is in use; page locks and device memory that are refused (GPU tests; the one of device memory has not "
+        "passed yet)",
         "`starvation`",
         starved,
         "other programs that take memory after the start; locks on file systems that have none",
