@@ -158,7 +158,7 @@ def full_disk(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def starvation(session: nox.Session) -> None:
-    """Tiny runs without memory, locks, cache or an output of their own finish equal or refuse. Writes a receipt."""
+    """Tiny runs without memory, cache or an output of their own finish equal or refuse. Writes a receipt."""
     _python(session, "validation/starvation.py", *session.posargs)
 
 

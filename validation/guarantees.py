@@ -85,7 +85,7 @@ def crashes() -> str:
 def full_disks() -> str:
     """Return how many full disks were survived."""
     return "; ".join(
-        f"{m['full']} full disks, {m['tmpfs']} of them real: {m['stopped_with_a_message']} runs stopped with a "
+        f"{m['full']} full disks, {m['tmpfs_full']} of them real: {m['stopped_with_a_message']} runs stopped with a "
         f"message, {m['finished_with_a_warning']} went on; {m['equal']} equal after, {m['bytes_lost']} bytes lost "
         f"({_link(name, _device(r))})"
         for name, r in _receipts("full-disk.json")
@@ -99,10 +99,11 @@ def starved() -> str:
     for name, receipt in _receipts("starvation.json"):
         answers = [value for value in receipt["measured"].values() if isinstance(value, dict)]
         limits = [answer for values in answers for answer in values.values()]
-        finished, refused = limits.count("equal"), limits.count("refused")
+        finished, refused, ran_out = (limits.count(answer) for answer in ("equal", "refused", "ran out"))
         clauses.append(
-            f"{len(limits)} memory limits: {finished} runs equal, {refused} refused, "
-            f"{len(limits) - finished - refused} killed ({_link(name, _device(receipt))})"
+            f"{len(limits)} memory limits: {finished} runs equal, {refused} refused, {ran_out} stopped by a message "
+            f"when memory ran out, {len(limits) - finished - refused - ran_out} killed "
+            f"({_link(name, _device(receipt))})"
         )
     return "; ".join(clauses)
 

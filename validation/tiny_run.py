@@ -44,6 +44,8 @@ FORKS.set_forkserver_preload(
     ]
 )
 
+# Of a run that takes one or two; the machine may be busy.
+MAX_SECONDS, MAX_SECONDS_TO_END = 300.0, 30.0
 NUM_STEPS = 6
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SETTINGS = (
@@ -72,6 +74,7 @@ class Fault:
         area: part of the run in which the clock kills: ``step``, ``evaluation``, ``save`` or ``anywhere``.
         visit: which of its calls.
         delay: seconds from its beginning.
+        predicts: predict what a visit needs for real, a second of every start.
         before: called in the child before the run begins; pickled on the way, as ``act`` is.
     """
 
@@ -80,6 +83,7 @@ class Fault:
     area: str | None = None
     visit: int = 0
     delay: float = 0.0
+    predicts: bool = False
     before: Callable[[], None] | None = None
 
 
@@ -112,7 +116,7 @@ def prepare(folder: Path) -> None:
 
 
 class Child:
-    """A forked process that trains; `wait` for it."""
+    """A forked process that trains; `wait` for it, within a context that lets none stay."""
 
     def __init__(self, home: Path, folder: Path, more: tuple[str, ...], fault: Fault, count: bool) -> None:
         """Fork it; see `start`."""
@@ -127,13 +131,28 @@ class Child:
             self._process.start()
         telling.close()
 
-    def wait(self) -> Ended:
-        """Return how it ended."""
-        told = []
-        with self._told, contextlib.suppress(EOFError):
-            while True:
-                told.append(json.loads(self._told.recv_bytes()))
+    def __enter__(self) -> Child:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it where nobody waited."""
+        self._process.kill()
         self._process.join()
+        self._told.close()
+
+    def wait(self) -> Ended:
+        """Return how it ended.
+
+        Raises:
+            AssertionError: it hangs.
+        """
+        told = []
+        with contextlib.suppress(EOFError):
+            while self._told.poll(max(0.0, self._begun + MAX_SECONDS - time.monotonic())):
+                told.append(json.loads(self._told.recv_bytes()))
+        self._process.join(MAX_SECONDS_TO_END)
+        assert self._process.exitcode is not None, f"still running: {self._log.read_text()}"
         code = self._process.exitcode
         if code is not None and code < 0 and code != -signal.SIGKILL:
             raise AssertionError(f"ended by signal {-code}: {self._log.read_text()}")
@@ -157,7 +176,8 @@ def start(home: Path, folder: Path, *more: str, fault: Fault | None = None, coun
         fault: what happens to the child.
         count: return its file calls.
     """
-    return Child(home, folder, more, fault or Fault(), count).wait()
+    with Child(home, folder, more, fault or Fault(), count) as child:
+        return child.wait()
 
 
 @contextlib.contextmanager
@@ -189,8 +209,8 @@ def _child(
         pipe.send_bytes(json.dumps(value).encode())
 
     torch.manual_seed(os.getpid())  # a fresh process has another generator state
-    # A second of every start, and nothing here is about how well a visit's memory is predicted.
-    working_set._simulate = lambda *_: (2**20, 2**20)  # type: ignore[assignment]
+    if not fault.predicts:
+        working_set._simulate = lambda *_: (2**20, 2**20)  # type: ignore[assignment]
     _announce_saves(tell)
     areas = _AreaClock(fault, tell)
     if fault.before is not None:

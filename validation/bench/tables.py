@@ -128,7 +128,8 @@ def steps_table(receipts: Sequence[Receipt] | None = None) -> str:
 
 
 def headline_table(receipts: Sequence[Receipt] | None = None, link: str = "validation/receipts/") -> str:
-    """Return a few lines for the README: the fastest streamed run of each step beside the others."""
+    """Return a few lines for the README: the fastest streamed run of each step that had a memory target, beside
+    the others."""
     receipts = read_receipts() if receipts is None else receipts
     rows = []
     for shape in SHAPES:
@@ -258,7 +259,7 @@ def ablation_table(receipts: Sequence[Receipt] | None = None) -> str:
             ]
             rows.append(row + [_difference(full, other) for other in without])
     if not rows:
-        return NOTHING
+        return "The ablation has not been measured: `validation/bench/run_all.py ablation` does it."
     return _table(["case", "all of it", "without copies", "without dequantization", "without launches"], rows)
 
 

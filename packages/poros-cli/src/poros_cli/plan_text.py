@@ -34,8 +34,9 @@ def plan_sentence(plan: Mapping[str, Any], num_blocks: int) -> str:
     if plan["residency"] == "resident":
         parts = ["every block and the head resident"]
     else:
+        streams = plan["resident_blocks"] < num_blocks or plan["head"] == "host"
         parts = [
-            f"{plan['num_slots']} slots",
+            f"{plan['num_slots']} slots" if streams else "no slots",
             f"{min(plan['resident_blocks'], num_blocks)} of {num_blocks} blocks resident",
             "head on the device" if plan["head"] == "device" else "head streamed",
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,10 +137,9 @@ class Search:
     ) -> Candidate:
         """Return the faster of the best plan so far and what ``base`` becomes with forwards that are kept.
 
-        A fixed scale of counts, so that a larger budget has every choice of a smaller one.
+        A fixed scale of counts with all blocks at its end, so that a larger budget has every choice of a smaller one.
         """
-        stride = max(1, self._facts.num_blocks // KEPT_STRIDES)
-        for count in range(self._most_kept(base, device_bytes) // stride * stride, 0, -stride):
+        for count in self._kept_counts(base, device_bytes):
             kept = _keeping(base, count)
             if self._time(kept).compute_seconds > best.time.seconds:
                 break  # fewer take longer still
@@ -160,16 +159,23 @@ class Search:
         found = self._least_resident(base, counts, found.ticks, host_bytes)
         return found if best is None else min(best, found, key=_order)
 
-    def _most_kept(self, base: Plan, device_bytes: int | None) -> int:
-        """Return how many blocks can keep their forwards, each of them resident."""
+    def _kept_counts(self, base: Plan, device_bytes: int | None) -> list[int]:
+        """Return the numbers of blocks that fit with their forwards, each of them resident, the largest first."""
+
+        def too_large(count: int) -> bool:
+            return (
+                device_bytes is not None and self._memory(_keeping(base, count)).device_bytes > device_bytes
+            )
+
         pinned = base.residency != "resident" and "resident_blocks" in self._pinned
         last = base.resident_blocks if pinned else self._facts.num_blocks
-        counts = range(1, last + 1)
-        if device_bytes is None:
-            return len(counts)
-        return bisect_left(
-            counts, True, key=lambda count: self._memory(_keeping(base, count)).device_bytes > device_bytes
-        )
+        stride = max(1, self._facts.num_blocks // KEPT_STRIDES)
+        scale = range(stride, last, stride)
+        fitting = list(scale[: bisect_left(scale, True, key=too_large)])
+        # Without a streamed block there are no slots either: the last step may take less than the one before.
+        if last and not too_large(last):
+            fitting.append(last)
+        return fitting[::-1]
 
     def smallest(self, host_bytes: int | None, *, within_seconds: float | None = None) -> Candidate | None:
         """Return the plan with the least device memory, optionally only among plans that are fast enough."""
@@ -216,15 +222,18 @@ class Search:
     def _memory(self, plan: Plan) -> Prediction:
         return predict_from_facts(self._facts, self._numerics, plan, self._shape, self._device_type)
 
-    def _counts(self, base: Plan) -> range:
-        """Return every number of resident blocks that is open. The last two blocks would only leave slots unused."""
+    def _counts(self, base: Plan) -> Sequence[int]:
+        """Return every number of resident blocks that is open: one or two that are left would lie in slots anyway."""
         if base.residency == "resident":
             return range(1)
         if "resident_blocks" in self._pinned:
             return range(base.resident_blocks, base.resident_blocks + 1)
-        return range(base.kept_blocks, max(base.kept_blocks + 1, self._facts.num_blocks - 1))
+        num_blocks = self._facts.num_blocks
+        counts = range(base.kept_blocks, max(base.kept_blocks + 1, num_blocks - 1))
+        # All of them need neither slots nor a store on the host, unless the head is streamed.
+        return counts if base.head == "host" or counts[-1] == num_blocks else (*counts, num_blocks)
 
-    def _fitting_counts(self, base: Plan, device_bytes: int | None, host_bytes: int | None) -> range:
+    def _fitting_counts(self, base: Plan, device_bytes: int | None, host_bytes: int | None) -> Sequence[int]:
         """Return the numbers of resident blocks that fit: each one more costs device memory and relieves the host."""
         counts = self._counts(base)
 
@@ -241,7 +250,9 @@ class Search:
         first = bisect_left(counts, True, key=enough_host) if last else 0
         return counts[first:last]
 
-    def _least_resident(self, base: Plan, counts: range, ticks: int, host_bytes: int | None) -> Candidate:
+    def _least_resident(
+        self, base: Plan, counts: Sequence[int], ticks: int, host_bytes: int | None
+    ) -> Candidate:
         """Return the plan with the fewest resident blocks within ``ticks``, which the last count is."""
 
         def fast_enough(count: int) -> bool:
@@ -253,7 +264,8 @@ class Search:
     def _with(self, base: Plan, resident_blocks: int, host_bytes: int | None) -> Plan:
         """Return ``base`` with so many resident blocks, and as many on the disk as the host budget asks for."""
         plan = replace(base, resident_blocks=resident_blocks)
-        if not self._from_disk or host_bytes is None or plan.residency == "resident":
+        all_resident = plan.residency == "resident" or resident_blocks >= self._facts.num_blocks
+        if not self._from_disk or host_bytes is None or all_resident:
             return plan
         counts = range(1, max(2, self._facts.num_blocks - resident_blocks + 1))
 
