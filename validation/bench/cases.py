@@ -133,7 +133,7 @@ def _streamed(case: Case, blocks: str, seconds: float | None, gb: float | None, 
 
 
 def _targets() -> Iterator[Row]:
-    """The project's own targets, streamed; the compiled targets are what the same plans must reach with compiled blocks."""
+    """The project's own targets, streamed; compiled ones are what the same plans must reach with compiled blocks."""
     small, large, huge = _steps("7b"), _steps("32b"), _steps("72b")
     yield _streamed(small["512"], "eager", 0.15, 3, plan={"head": "host"})
     yield _streamed(small["8x512"], "compiled", 0.35, 5, plan=WORKSPACE)

@@ -128,8 +128,7 @@ def steps_table(receipts: Sequence[Receipt] | None = None) -> str:
 
 
 def headline_table(receipts: Sequence[Receipt] | None = None, link: str = "validation/receipts/") -> str:
-    """Return a few lines for the README: the fastest streamed run of each step that had a memory target, beside
-    the others."""
+    """Return a few lines for the README: each step's fastest streamed run with a memory target beside the others."""
     receipts = read_receipts() if receipts is None else receipts
     rows = []
     for shape in SHAPES:
@@ -258,6 +257,8 @@ def ablation_table(receipts: Sequence[Receipt] | None = None) -> str:
                 _ablation(receipts, shape, "graphs", "poros-streamed") if mode == "launches" else None,
             ]
             rows.append(row + [_difference(full, other) for other in without])
+    if not receipts:
+        return NOTHING
     if not rows:
         return "The ablation has not been measured: `validation/bench/run_all.py ablation` does it."
     return _table(["case", "all of it", "without copies", "without dequantization", "without launches"], rows)
